@@ -1,9 +1,9 @@
-# A machine needs Python 3.10 or later, make and a C compiler; every target makes the environment it runs in.
+# Needs Python 3.10 or later, make and a C compiler. Every target creates the environment it runs in.
 PYTHON ?= python3
 WORKERS ?= 8
 FUZZ ?= 600
 VENV := .venv
-# The oldest and the newest release that this version supports.
+# Oldest and newest supported releases.
 TORCH_VERSIONS := 2.10.0 2.15.0
 TRITON_VERSIONS := 3.6.0 3.9.0
 CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py scopes.py)
@@ -13,23 +13,23 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 .PHONY: demo test test-targets test-full test-gpu bench test-native-asan test-native-tsan test-versions check docs format clean
 
 $(VENV)/base: constraints.txt pyproject.toml
-	@echo "making $(VENV) (PyTorch and Triton take a few minutes to arrive)"
+	@echo "making $(VENV) (downloading PyTorch and Triton takes a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@# PyTorch by its pinned version first, so that nothing pulls in another build of it.
+	@# The pinned PyTorch first, so that no dependency pulls in another build.
 	@$(PIP) "$$(grep '^torch==' constraints.txt)" && $(PIP) "$$(grep '^triton==' constraints.txt)" setuptools
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/demo: $(VENV)/base
-	@echo "installing what the demo needs"
+	@echo "installing the packages of the demo"
 	@$(PIP) --no-build-isolation -e ".[demo]" && touch $@
 
 $(VENV)/test: $(VENV)/demo
-	@echo "installing what the tests need"
+	@echo "installing the packages of the tests"
 	@$(PIP) --no-build-isolation -e ".[test,dev]" && touch $@
 
 $(VENV)/docs: $(VENV)/base
-	@echo "installing what the documentation needs"
+	@echo "installing the packages of the documentation"
 	@$(PIP) --no-build-isolation -e ".[docs]" && touch $@
 
 demo: $(VENV)/demo
@@ -38,16 +38,16 @@ demo: $(VENV)/demo
 test: $(VENV)/test
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests
 
-# Every kernel for all kinds of devices, in their compilers.
+# Compiles every kernel for all kinds of devices; needs no GPU.
 test-targets: $(VENV)/test
 	@TRITONITE_TEST_TARGETS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/test_compile.py
 
 test-full: $(VENV)/test
 	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests
 
-# In an environment that has PyTorch, Triton and pytest already; takes every sample and dtype, in WORKERS processes
-# where pytest-xdist is there too, then what depends on the call path through Python, and then draws calls for FUZZ
-# seconds with a seed never used before. Compiling for other targets needs no GPU and is left to the other two.
+# For an environment that has PyTorch, Triton and pytest. Runs every sample and dtype, in WORKERS processes if
+# pytest-xdist is installed; then the tests of the call path through Python; then the fuzzer for FUZZ seconds with a new
+# seed. Compilation for other targets is left to test-targets, which needs no GPU.
 test-gpu:
 	@parallel=$$($(PYTHON) -c 'import importlib.util as u; print("--dist worksteal -n $(WORKERS)" if u.find_spec("xdist") else "")') && \
 		PYTHONPATH=. TRITONITE_TEST_FULL=1 $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
@@ -55,7 +55,7 @@ test-gpu:
 		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS) && \
 		PYTHONPATH=. $(PYTHON) -m tritonite verify --fuzz $(FUZZ) --seed $$(date +%s) --jobs $(WORKERS)
 
-# In an environment with a GPU, or several of a kind: all of docs/benchmarks and the results in docs/performance.md.
+# Needs a GPU, or several of one kind. Writes docs/benchmarks, the results in docs/performance.md and the README's tables.
 bench:
 	@PYTHONPATH=. $(PYTHON) tools/bench_on_gpus.py --rounds 5 --measure device --measure host \
 		--json docs/benchmarks/results.json --charts docs/benchmarks && \
@@ -67,7 +67,7 @@ bench:
 		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py && PYTHONPATH=. $(PYTHON) tools/readme_tables.py && \
 		PYTHONPATH=. $(PYTHON) tools/slower_operators.py
 
-# The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.
+# The native dispatcher's tests under a sanitizer, which has to be loaded before Python.
 test-native-asan: $(VENV)/test
 	@LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		TRITONITE_NATIVE_FLAGS="-fsanitize=address -g" $(BIN)/python -m pytest -q tests/test_native.py -p no:cacheprovider
@@ -76,8 +76,8 @@ test-native-tsan: $(VENV)/test
 	@LD_PRELOAD="$$(c++ -print-file-name=libtsan.so) $$(c++ -print-file-name=libstdc++.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 \
 		TRITONITE_NATIVE_FLAGS="-fsanitize=thread -g" $(BIN)/python -m pytest -q tests/test_native.py -p no:cacheprovider
 
-# The quick tests with the oldest and the newest Triton, and with the newest torch that this machine can install; the
-# native dispatcher against the headers of the oldest and the newest torch. All of it needs a package index.
+# Smoke tests with the oldest and the newest Triton, and with the newest torch that this machine can install; compilation
+# of the native dispatcher against the headers of the oldest and the newest torch. Needs a package index.
 test-versions: $(VENV)/test $(VENV)/torch-newest
 	@$(BIN)/python tools/torch_headers.py $(VENV)/headers $(TORCH_VERSIONS)
 	@for version in $(TRITON_VERSIONS); do \
@@ -93,7 +93,7 @@ test-versions: $(VENV)/test $(VENV)/torch-newest
 	@PYTHONPATH=$(CURDIR)/$(VENV)/torch-newest $(BIN)/python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
 	@PYTHONPATH=$(CURDIR)/$(VENV)/torch-newest $(BIN)/python -m pytest -q -n 2 -m smoke tests
 
-# PyTorch of the newest release, with its own Triton, in a folder that goes before the environment's.
+# The newest PyTorch with its own Triton, in a folder that precedes the environment's on the path.
 $(VENV)/torch-newest: $(VENV)/base
 	@echo "installing the newest torch (several GB)"
 	@rm -rf $@ $@.new && grep -v '^torch==\|^triton==' constraints.txt > $(VENV)/others.txt
@@ -114,7 +114,7 @@ check: $(VENV)/test
 	@$(BIN)/python tools/readme_tables.py --check
 	@$(BIN)/python tools/slower_operators.py --check
 
-# docs/ops.md and the stubs of tritonite.ops from the catalog, and a site of all pages in site/.
+# Writes docs/ops.md and the stubs of tritonite.ops from the catalog, and the documentation as a site in site/.
 docs: $(VENV)/docs
 	@$(BIN)/python tools/operator_table.py
 	@$(BIN)/python tools/operator_stubs.py

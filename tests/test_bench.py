@@ -310,7 +310,7 @@ def test_the_command(tmp_path, monkeypatch):
 @pytest.mark.parametrize("at_random", [False, True])
 def test_parts_are_all_cases_once(at_random):
     which = functools.partial(drawn.cases, 6, 3) if at_random else functools.partial(cases.chosen, True, ["device"])
-    parts = [cases.of_part(which, i, 3) for i in range(3)]
+    parts = [cases.shard(which, i, 3) for i in range(3)]
     assert sorted(name(case) for part in parts for case in part) == sorted(map(name, which()))
     assert all(parts) and max(map(len, parts)) < len(which())
     if not at_random:
@@ -322,7 +322,7 @@ def test_parts_are_all_cases_once(at_random):
         for part in parts
     ]
     machine = Machine("", "", {}, "", "", "", 1e12)
-    whole = Run.of_parts([Run(machine, each) for each in results], "tritonite bench")
+    whole = Run.of_shards([Run(machine, each) for each in results], "tritonite bench")
     assert [(each.op, each.label, each.number) for each in whole.results] == [
         (case.op, case.label, case.number) for case in which()
     ]

@@ -35,7 +35,7 @@ def test_info_names_versions_mode_and_variables(monkeypatch):
     assert torch.__version__ in text and platform.python_version() in text and tritonite.__version__ in text
     assert f"overloads {len(tritonite.overloads())}" in text
     assert ("interpreter" in text) is tritonite.backend.interpreted or tritonite.device == "cuda"
-    assert all(name in text for name in cli.ENVIRONMENT)
+    assert all(name in text for name in cli.info.ENVIRONMENT)
     assert "[1]" in text and "TRITONITE_NO_SUCH" in text
 
 

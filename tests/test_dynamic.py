@@ -137,7 +137,7 @@ def same(x):
 
 
 def test_what_cannot_be_declared():
-    with pytest.raises(InvalidDeclaration, match="num_inputs says 3"):
+    with pytest.raises(InvalidDeclaration, match="num_inputs is for 3"):
         pointwise_dynamic(same, num_inputs=3)
     with pytest.raises(InvalidDeclaration, match="no promotion is called 'SOMEHOW'"):
         pointwise_dynamic(same, promotion_methods=[(0, "SOMEHOW")])
@@ -227,9 +227,9 @@ def test_forward_mode_is_refused(device, path):
 
 
 def test_a_gradient_that_does_not_fit_is_refused():
-    with pytest.raises(InvalidDeclaration, match="takes 1 parameters, not 1 gradients and its 2"):
+    with pytest.raises(InvalidDeclaration, match="has 1 parameters, not 3: 1 gradients of results and its own 2"):
         bare.gradient(same)
-    with pytest.raises(InvalidDeclaration, match=r"give \[1\] results, and its arguments speak of 2"):
+    with pytest.raises(InvalidDeclaration, match=r"give \[1\] results, but its arguments are for 2"):
 
         @both.gradient
         def wrong(product, total, x, y):
@@ -425,7 +425,7 @@ def test_results_are_counted():
         assert len(pointwise_dynamic(function)(torch.ones(1, device=tritonite.device))) == 2
     with pytest.raises(InvalidDeclaration, match=r"give \[1, 2\] results"):
         pointwise_dynamic(one_or_two)
-    with pytest.raises(InvalidDeclaration, match=r"give \[2\] results, and its arguments speak of 3"):
+    with pytest.raises(InvalidDeclaration, match=r"give \[2\] results, but its arguments are for 3"):
         pointwise_dynamic(two, num_outputs=3)
 
 

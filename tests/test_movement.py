@@ -15,7 +15,7 @@ from tritonite import devices, dtypes
 from tritonite.engine.pointwise.blocks import choose_tile
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
-from tritonite.language.places import read_at
+from tritonite.language.indices import read_at
 from tritonite.ops import aten
 from tritonite.registry import scalar_kernel
 

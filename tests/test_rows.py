@@ -24,7 +24,7 @@ from tritonite.engine.rows import space as spaces
 from tritonite.engine.rows import table as rows_table
 from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import Cooperative
-from tritonite.language.places import quotient
+from tritonite.language.indices import quotient
 from tritonite.runtime.libentry import LibEntry, libentry
 from tritonite.testing.judge import assert_close
 

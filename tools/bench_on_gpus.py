@@ -1,9 +1,9 @@
-"""Run `tritonite bench` with a part of the cases on each GPU of this machine, and write the results as one run.
+"""Run `tritonite bench` with a shard of the cases on each GPU of this machine, and write the results as one run.
 
     python tools/bench_on_gpus.py --rounds 5 --json results.json
 
-takes the options of `tritonite bench`; --json is needed, and --charts are drawn of all parts. What a part prints is
-shown where it fails.
+Takes the options of `tritonite bench`; --json is required, and --charts shows all shards. The output of a shard is
+printed if it fails.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ def main() -> int:
             if process.wait():
                 print(file.with_suffix(".txt").read_text())
         runs = [Run.load(file) for file in files]
-    found = Run.of_parts(runs, shlex.join(["python", "tools/bench_on_gpus.py", *sys.argv[1:]]))
-    found.save(known.json)
+    merged = Run.of_shards(runs, shlex.join(["python", "tools/bench_on_gpus.py", *sys.argv[1:]]))
+    merged.save(known.json)
     if known.charts:
         from tritonite.bench.charts import save
 
-        save(found, known.charts)
+        save(merged, known.charts)
     return max(process.returncode for process in started)
 
 
 def _start(index: int, count: int, options: list[str], file: Path) -> subprocess.Popen[bytes]:
-    """Measure a part on one of the GPUs that this process sees."""
-    part = ["--part", f"{index}/{count}", "--json", str(file)]
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": seen.split(",")[index]}
-    # Through a pipe it would wait for this process to read what it prints.
-    with file.with_suffix(".txt").open("wb") as printed:
-        command = [sys.executable, "-m", "tritonite", "bench", *options, *part]
-        return subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+    """Start the measurement of one shard on one of the visible GPUs."""
+    shard = ["--part", f"{index}/{count}", "--json", str(file)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": visible.split(",")[index]}
+    # A full pipe would block the process until this one reads it.
+    with file.with_suffix(".txt").open("wb") as output:
+        command = [sys.executable, "-m", "tritonite", "bench", *options, *shard]
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files that are written from the code: each tool writes its own, or says with --check that it is stale."""
+"""Generated files: a tool writes its file, or with --check reports that the file is stale."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 
 
 def write(path: Path, text: str, name: str, command: str) -> int:
-    """Write `text`, or with --check in the command line compare it: an exit status, 1 for a stale file.
+    """Write `text` to `path`, or with --check on the command line compare them.
 
-    `name` is what the file is called where it is stale, and `command` what mends it.
+    Args:
+        name: the file's name in the message about a stale file.
+        command: the command that updates the file.
+
+    Returns the exit status: 1 for a stale file, else 0.
     """
     if "--check" not in sys.argv:
         path.write_text(text)

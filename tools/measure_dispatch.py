@@ -1,8 +1,8 @@
-"""Host time of overridden calls against ATen's, alternating in one process; shapes never seen; declines.
+"""Measure the host time of overridden calls against ATen's, and of new shapes, declines, scopes and threads.
 
     python tools/measure_dispatch.py [--json FILE] [--every N]
 
-Needs a GPU. Times are of the host alone, on 64x64 operands, without synchronising inside a round.
+Needs a GPU. Times are host times on 64x64 operands, in turns in one process, without synchronising inside a round.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ COMMON = ("add.Tensor", "mul.Tensor", "gelu", "where.self", "add_.Tensor", "exp"
 
 
 def _python_function(overload: str) -> Callable[..., Any]:
-    """The function users call for an overload, or torch.ops' own."""
+    """Return the Python function that users call for an overload, or the operator in torch.ops."""
     return next(python_functions(overload), getattr(torch.ops.aten, overload.partition(".")[0]))
 
 
 def bind(overload: str, sample: Sample) -> Callable[[], Any] | None:
-    """The call, through Python's own function where that takes the sample, or through torch.ops."""
+    """Return the call through the Python function if that reaches the overload, else through torch.ops.
+
+    None if ATen does not accept the sample.
+    """
     op = tritonite.overloads()[overload]
     packet, _, name = overload.partition(".")
     exact = getattr(getattr(torch.ops.aten, packet), name or "default")
@@ -51,7 +54,7 @@ def bind(overload: str, sample: Sample) -> Callable[[], Any] | None:
     function = _python_function(overload)
     given = {"out": tuple(outs.values()) if len(outs) > 1 else next(iter(outs.values()))} if outs else {}
     try:
-        # Some overloads are reached by torch.ops alone: Python's functions make tensors of their numbers.
+        # The Python function may reach another overload, because it makes tensors of numbers.
         tritonite.reset_stats()
         with tritonite.use_gems(include=[overload], faster_only=False):
             function(*sample.args, **sample.kwargs, **given)
@@ -63,7 +66,7 @@ def bind(overload: str, sample: Sample) -> Callable[[], Any] | None:
 
 
 def compare(call: Callable[[], Any], overload: str) -> tuple[float, float]:
-    """Microseconds a call of (ATen, Tritonite)."""
+    """Return host microseconds a call, (ATen, Tritonite)."""
     times = timing.measure({timing.ATEN: call, timing.TRITONITE: call}, overload, "host", ROUNDS)
     return times["aten"].median, times["tritonite"].median
 
@@ -120,8 +123,8 @@ def numbers_replay() -> dict[str, int]:
 
 
 def threads() -> int:
-    """Wrong results of 8 threads' 10,000 calls each, of 50 operators on random shapes."""
-    # Random numbers are others in every call.
+    """Return the number of wrong results in 8 threads of 10,000 calls each, of 50 operators on random shapes."""
+    # Random operators give other numbers in every call.
     unary = [
         name
         for name, op in tritonite.overloads().items()
@@ -166,20 +169,20 @@ def threads() -> int:
 
 
 def many_shapes(total: int) -> tuple[int, int]:
-    """Resident kilobytes after a tenth of the shapes and after all."""
+    """Return the process's resident kilobytes after a tenth of the shapes and after all."""
     base = torch.rand(total + 2048, device="cuda")
-    seen = []
+    resident = []
     with tritonite.use_gems(include="exp"):
         for n in range(1, total + 1):
             base[: n + 1024].exp()
             if n in (total // 10, total):
                 with open("/proc/self/statm") as file:
-                    seen.append(int(file.read().split()[1]) * resource.getpagesize() // 1024)
-    return seen[0], seen[1]
+                    resident.append(int(file.read().split()[1]) * resource.getpagesize() // 1024)
+    return resident[0], resident[1]
 
 
 def graph() -> float:
-    """The largest difference of a captured chain of 20 overridden operators on new inputs from ATen's."""
+    """Return the largest difference from ATen of a captured chain of overridden operators on new inputs."""
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(4):
@@ -203,7 +206,7 @@ def graph() -> float:
 
 
 def scopes() -> dict[str, float]:
-    """Microseconds to enter and leave a scope of all overloads, and of one, after the first."""
+    """Return microseconds to enter and leave a scope of all overloads, and of one operator."""
     found = {}
     for label, include in (("all", None), ("softmax", "softmax")):
         times = []
@@ -217,7 +220,7 @@ def scopes() -> dict[str, float]:
 
 
 def factors() -> int:
-    """How often 50 calls of addmm with different alpha are recorded."""
+    """Return how many of 50 calls of addmm with different alpha are recorded."""
     x = torch.rand(48, 48, device="cuda")
     tritonite.reset_stats()
     with tritonite.use_gems(include="addmm"):
@@ -227,7 +230,7 @@ def factors() -> int:
 
 
 def unserved_list() -> tuple[float, float]:
-    """Microseconds of host time of `_foreach_add` on 1,500 tensors: by ATen, and declined to it."""
+    """Return host microseconds of `_foreach_add` on 1,500 tensors, (in ATen, declined to ATen)."""
 
     def decline(tensors: Any, number: Any) -> Any:
         raise Decline("unserved")

@@ -1,4 +1,4 @@
-"""Faults that tests and the fuzzer have to see, as replacements in the package's source, for `tools/mutate.py`."""
+"""Faults that tests and the fuzzer have to find, as replacements in the package's source, for `tools/mutate.py`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: `old` occurs once in the `file` of the package and becomes `new`.
+    """One fault.
 
-    The samples of `packets` run first, as the overload tests take them, then fuzzed calls of the packets, then `tests`
-    (arguments of pytest). `survives` says why nothing sees the mutant; without it something must.
+    Attributes:
+        name: what the fault does.
+        family: the family of the operators concerned.
+        file: path within the package.
+        old: text that occurs once in the file.
+        new: text in its place.
+        packets: operators whose samples, and then fuzzed calls, run with the fault.
+        tests: arguments of pytest, run after those.
+        survives: why nothing finds the fault; "" if something must.
     """
 
     name: str
@@ -24,7 +31,7 @@ class Mutant:
 
 
 def _truncated(value: str, indent: str) -> str:
-    """Statements that cut the last bits off `value`, of float32, where the tensor `outs[i]` has a 16-bit dtype."""
+    """Return statements that truncate float32 `value` to the precision of `outs[i]`, if that has a 16-bit dtype."""
     lines = [
         f"value = {value}",
         "if value.dtype == tl.float32 and outs[i].dtype.element_ty == tl.bfloat16:",
@@ -121,7 +128,7 @@ _POINTWISE = [
         "result = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)",
         "result = tl.maximum(x, y)",
         ("maximum", "clamp"),
-        survives="A maximum of Triton's interpreter is nan where either is, whatever is asked; on a GPU it is not.",
+        survives="In Triton's interpreter a maximum always propagates nan; on a GPU it does not.",
     ),
     Mutant(
         "the larger of two ignores a nan on its left",
@@ -223,13 +230,13 @@ _POINTWISE = [
         ("threshold",),
     ),
     Mutant(
-        "shifts by as many bits as there are wrap around",
+        "shifts by the number's own width wrap around",
         "pointwise",
         "ops/bitwise.py",
         "    return (amount >= 0) & (amount < bits)",
         "    return (amount >= 0) & (amount <= bits)",
         ("bitwise_left_shift",),
-        survives="Where LLVM says nothing of such a shift, NumPy in the interpreter and NVIDIA's instruction give 0.",
+        survives="LLVM leaves such a shift undefined, but NumPy in the interpreter and NVIDIA's instruction give 0.",
     ),
     Mutant(
         "an integer power has one bit less of its exponent",
@@ -271,7 +278,7 @@ _MOVEMENT = [
         ("constant_pad_nd",),
     ),
     Mutant(
-        "a conversion of floats to uint8 goes by no wider integer",
+        "floats are converted to uint8 without a wider integer between",
         "movement",
         "engine/movement.py",
         "            source = source.to(tl.int64)\n",
@@ -355,7 +362,7 @@ _ROWS = [
         ("prod",),
     ),
     Mutant(
-        "the largest of no number above 0 is 0",
+        "a maximum starts at 0",
         "rows",
         "ops/reduction.py",
         "    return (-math.inf if dtype.is_floating_point else torch.iinfo(dtype).min,)",
@@ -405,7 +412,7 @@ _ROWS = [
         ("var", "std"),
     ),
     Mutant(
-        "the combination of two variances forgets how far means are apart",
+        "combining two variances ignores the distance of their means",
         "rows",
         "ops/reduction.py",
         "    return mean, squares + other_squares + distance * (distance * (fraction * count)), total",
@@ -440,7 +447,7 @@ _SOFTMAX = [
         ("_softmax_backward_data",),
     ),
     Mutant(
-        "the logarithm of softmax has no largest element",
+        "log_softmax does not subtract the largest element",
         "softmax",
         "ops/softmax.py",
         "    return x - row_max - log_sum",
@@ -485,7 +492,7 @@ _NORMS = [
         ("native_batch_norm", "_native_batch_norm_legit"),
     ),
     Mutant(
-        "momentum is of what is kept",
+        "momentum weighs the old statistic",
         "norms",
         "ops/batch_norm.py",
         "    kept = 1.0 - momentum\n    return kept * running_mean + momentum * mean,",
@@ -518,7 +525,7 @@ _LOSSES = [
         "    return tl.where(distance < beta, inner, distance - 0.5 * beta)",
         "    return tl.where(distance <= beta, inner, distance - 0.5 * beta)",
         ("smooth_l1_loss",),
-        survives="Both sides have the same value where the distance is beta, which is all that changes.",
+        survives="At a distance of exactly beta both formulas have the same value.",
     ),
     Mutant(
         "huber_loss has the slope of smooth_l1_loss",
@@ -616,11 +623,11 @@ _ATTENTION = [
         "tests/test_attention.py -k several_tiles",
     ),
     Mutant(
-        "scores of earlier blocks are not scaled again",
+        "the accumulator is not rescaled for a new row maximum",
         "attention",
         "engine/attention/forward.py",
-        "    acc = multiply(weights, parts(v, PRECISION), acc * rescale[:, None], PRECISION)",
-        "    acc = multiply(weights, parts(v, PRECISION), acc, PRECISION)",
+        "    acc = dot_terms(weights, split_terms(v, PRECISION), acc * rescale[:, None], PRECISION)",
+        "    acc = dot_terms(weights, split_terms(v, PRECISION), acc, PRECISION)",
         ("_scaled_dot_product_flash_attention_for_cpu",),
         "tests/test_attention.py -k several_tiles",
     ),
@@ -672,7 +679,7 @@ _INDEXING = [
 
 _SCATTER = [
     Mutant(
-        "values of one place are written over each other",
+        "values of equal indices overwrite each other",
         "scatter",
         "engine/indexing/segments.py",
         "        total = tl.where(goes_on, total + row, row)",
@@ -680,7 +687,7 @@ _SCATTER = [
         ("index_put", "embedding_dense_backward"),
     ),
     Mutant(
-        "accumulated values replace what is there",
+        "accumulated values replace the target",
         "scatter",
         "engine/indexing/segments.py",
         "        total = total + tl.load(target + offset, mask=mask, other=0).to(META.compute)",
@@ -688,7 +695,7 @@ _SCATTER = [
         ("index_put",),
     ),
     Mutant(
-        "the largest at a place is the sum",
+        "a scattered maximum is a sum",
         "scatter",
         "engine/indexing/write.py",
         '    elif OPERATION == "largest":\n        result = maximum_nan(x, y)',
@@ -770,7 +777,7 @@ _SEARCHING = [
 
 _RANDOM = [
     Mutant(
-        "a draw moves the generator on by half",
+        "a draw advances the generator by half",
         "random",
         "engine/random.py",
         "    return Order(threads, 0, -(-numel // (threads * values)) * _ADVANCE)",
@@ -786,7 +793,7 @@ _RANDOM = [
         tests="tests/test_random.py -k dropout",
     ),
     Mutant(
-        "each turn of a draw has the first one's numbers",
+        "each iteration of a draw repeats the first one's numbers",
         "random",
         "engine/random.py",
         "    seed, counter = seed.to(tl.int64), (offset.to(tl.int64) >> 2) + turn * DRAWS",

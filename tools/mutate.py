@@ -1,9 +1,9 @@
-"""Put one fault after another into a copy of the package, and see whether tests or fuzzed calls find it.
+"""Put the faults of tools/mutants.py into a copy of the package, one at a time, and see whether tests find them.
 
     python tools/mutate.py [--family F ...] [--name GLOB] [--list] [--clean] [--calls N] [--seed S]
 
-The faults are those of tools/mutants.py. The section "Mutants" of docs/correctness.md is written by --docs from those
-that nothing finds, and --check says whether it is stale.
+--docs writes the section "Mutants" of docs/correctness.md, with the faults that nothing finds; --check reports whether
+it is stale.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from mutants import MUTANTS, Mutant
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "correctness.md"
 _BEGIN, _END = "## Mutants\n", "## Where an answer differs on purpose\n"
-# Of each packet the overloads that are tested and drawn, and the seconds that a step may take.
+# Overloads of a packet to test and draw, and most seconds of a step.
 _OVERLOADS, _PATIENCE = 3, 900
 _WIDTH = 120
-# What `test_overload` of tests/test_accuracy.py does, without collecting all of its cases.
+# Does what `test_overload` of tests/test_accuracy.py does, without collecting all of its cases.
 _SAMPLES = """
 import sys, torch, tritonite
 from tritonite.testing.verify import check_overload
@@ -57,14 +57,14 @@ for number in range(calls):
 
 
 class Step(NamedTuple):
-    """A command that ends with 1 where it finds a fault."""
+    """A command that exits with 1 if it finds a fault."""
 
     name: str
     command: list[str]
 
 
 class Outcome(NamedTuple):
-    """What became of a mutant: the step that found it, or "" for none, and the end of what that said."""
+    """Outcome of a mutant: the step that found it ("" for none), the end of its output, and the seconds it took."""
 
     found_by: str
     said: str
@@ -72,32 +72,32 @@ class Outcome(NamedTuple):
 
 
 class Stale(Exception):
-    """The text that a mutant replaces is not there once, or a step could not run at all."""
+    """Raised when the text that a mutant replaces does not occur exactly once, or a step cannot run."""
 
 
 def applied(mutant: Mutant, source: str) -> str:
-    """The source of a file with a mutant's fault. Raises Stale unless its text is there once."""
+    """Return a file's source with a mutant's fault. Raises Stale unless the text to replace occurs once."""
     if source.count(mutant.old) != 1:
-        raise Stale(f"{mutant.name}: its text is {source.count(mutant.old)} times in {mutant.file}")
+        raise Stale(f"{mutant.name}: its text occurs {source.count(mutant.old)} times in {mutant.file}, not once")
     return source.replace(mutant.old, mutant.new)
 
 
 def _overloads_of(packets: Sequence[str]) -> list[str]:
-    """The first overloads of each packet: those that allocate results, then in place, then with outputs."""
+    """Return the first overloads of each packet: functional ones, then in-place ones, then those with outputs."""
     from tritonite.registry import overloads
 
-    found = []
+    chosen = []
     for packet in packets:
         own = [op for op in overloads().values() if op.packet == packet and op.has_place]
         if not own:
             raise Stale(f"no operator {packet}")
         own.sort(key=lambda op: (bool(op.out_names), op.inplace))
-        found += [op.overload for op in own[:_OVERLOADS]]
-    return found
+        chosen += [op.overload for op in own[:_OVERLOADS]]
+    return chosen
 
 
 def steps_of(mutant: Mutant, calls: int, seed: int) -> Iterator[Step]:
-    """The commands that may find a mutant, to be run in the folder of a copy."""
+    """Yield the commands that may find a mutant, to be run in the folder of a copy."""
     names = _overloads_of(mutant.packets)
     script = [sys.executable, "-W", "ignore", "-c"]
     if names:
@@ -110,16 +110,16 @@ def steps_of(mutant: Mutant, calls: int, seed: int) -> Iterator[Step]:
 
 
 def copied(to: Path) -> None:
-    """Copy what tests need of the project."""
+    """Copy the parts of the project that tests need."""
     for name in ("tritonite", "tests", "tools", "docs", "examples"):
         shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", to)
 
 
 def finds(step: Step, folder: Path) -> tuple[bool, str]:
-    """Whether a step finds a fault in a copy, and the end of what it says. Raises Stale where it runs no test.
+    """Return whether a step finds a fault in a copy, and the end of its output. Raises Stale if it runs no test.
 
-    A process that dies or hangs has found one.
+    A process that dies or hangs counts as a find.
     """
     environment = os.environ | {"PYTHONPATH": str(folder), "TRITONITE_CACHE": str(folder / "cache")}
     try:
@@ -135,7 +135,7 @@ def finds(step: Step, folder: Path) -> tuple[bool, str]:
 
 
 def tried(mutant: Mutant, folder: Path, steps: Sequence[Step], clean: bool = False) -> Outcome:
-    """Run the steps until one finds the mutant, which is in the copy for as long; a `clean` copy stays as it is."""
+    """Put a mutant into the copy, unless `clean`, run the steps until one finds it, and take it out again."""
     path, began = folder / "tritonite" / mutant.file, time.monotonic()
     source = path.read_text()
     path.write_text(source if clean else applied(mutant, source))
@@ -150,13 +150,13 @@ def tried(mutant: Mutant, folder: Path, steps: Sequence[Step], clean: bool = Fal
 
 
 def section() -> str:
-    """The text on mutants in the docs."""
+    """Return the section on mutants of docs/correctness.md."""
     families = Counter(mutant.family for mutant in MUTANTS)
     every = ", ".join(f"{family} {count}" for family, count in families.items())
     about = (
         f"`python tools/mutate.py` puts {len(MUTANTS)} faults into a copy of the package, one at a time ({every})."
-        " It runs samples, fuzzed calls and tests of the operators that a fault concerns. One of these must find the"
-        " fault, except for:"
+        " It runs samples, fuzzed calls and tests of the operators concerned. One of these must find the fault,"
+        " except for:"
     )
     survivors = [f"- **{mutant.name}** ({mutant.family}). {mutant.survives}" for mutant in MUTANTS if mutant.survives]
     lines = [*textwrap.wrap(about, _WIDTH), ""]
@@ -166,7 +166,7 @@ def section() -> str:
 
 
 def documented() -> str:
-    """The page with the section as it should be."""
+    """Return docs/correctness.md with the section as it should be."""
     text = DOCS.read_text()
     before, _, rest = text.partition(_BEGIN) if _BEGIN in text else text.partition(_END)
     after = rest.partition(_END)[2] if _BEGIN in text else rest
@@ -174,13 +174,13 @@ def documented() -> str:
 
 
 def chosen(families: Sequence[str], name: str) -> list[Mutant]:
-    """The mutants of some families, or of all, whose names match a glob."""
+    """Return the mutants of the families (all if empty) whose names match a glob."""
     wanted = families or {mutant.family for mutant in MUTANTS}
     return [mutant for mutant in MUTANTS if mutant.family in wanted and fnmatch.fnmatchcase(mutant.name, name)]
 
 
 def run(mutants: Sequence[Mutant], calls: int, seed: int, clean: bool) -> int:
-    """Try mutants one after the other: an exit status, 1 where one is not what its declaration says."""
+    """Try mutants one after the other. Return the exit status: 1 if an outcome is not the declared one."""
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         copied(Path(name))
@@ -203,14 +203,14 @@ def run(mutants: Sequence[Mutant], calls: int, seed: int, clean: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     families = sorted({mutant.family for mutant in MUTANTS})
-    parser.add_argument("--family", action="append", default=[], choices=families, help="several allowed")
+    parser.add_argument("--family", action="append", default=[], choices=families, help="family of mutants; repeatable")
     parser.add_argument("--name", default="*", help="glob of mutants' names")
-    parser.add_argument("--list", action="store_true", help="names, and nothing is run")
-    parser.add_argument("--clean", action="store_true", help="run without the faults, where nothing must be found")
-    parser.add_argument("--calls", type=int, default=60, help="calls drawn of each overload")
+    parser.add_argument("--list", action="store_true", help="print names and run nothing")
+    parser.add_argument("--clean", action="store_true", help="run without the faults; nothing may be found")
+    parser.add_argument("--calls", type=int, default=60, help="fuzzed calls of each overload")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--docs", action="store_true", help="write the section of docs/correctness.md")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if that is stale")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if that section is stale")
     given = parser.parse_args()
     if given.docs or given.check:
         return generated.write(DOCS, documented(), "docs/correctness.md", "python tools/mutate.py --docs")

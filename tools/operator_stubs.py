@@ -26,7 +26,7 @@ _Number = {inspect.formatannotation(Number)}
 
 
 def definition(name: str, signature: inspect.Signature) -> str:
-    """A function without a body, in lines as ruff breaks them."""
+    """Return a function's stub, broken into lines as ruff does."""
     parameters = []
     positional = False
     for parameter in signature.parameters.values():
@@ -56,12 +56,12 @@ def _short(text: str) -> str:
 
 
 def definitions() -> Iterator[str]:
-    """Of every operator, each of its overloads."""
+    """Yield the stubs of every operator's overloads."""
     for name in dir(ops):
         if name.startswith("__"):
             continue
-        found = [definition(name, signature) for signature in signatures(name).values()]
-        yield from found if len(found) == 1 else (f"@overload\n{each}" for each in found)
+        stubs = [definition(name, signature) for signature in signatures(name).values()]
+        yield from stubs if len(stubs) == 1 else (f"@overload\n{each}" for each in stubs)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import generated
 
 import tritonite
-import tritonite.fused  # declares what is outside ATen
+import tritonite.fused  # declares the operators outside ATen
 from tritonite import dtypes, registry
 
 PATH = Path(__file__).parent.parent / "docs" / "ops.md"
@@ -36,7 +36,7 @@ def table() -> str:
     ]
     rows = []
     for declaration in registry.declarations:
-        # On a GPU there are none of those for CPUs alone.
+        # Operators for CPUs only are not counted.
         if declaration.library is not None or id(declaration) not in served:
             continue
         cuda_only = declaration.cuda_only

@@ -5,7 +5,7 @@
 
 A digest does not depend on names of kernels, files and functions, or on line numbers. FILE has one line for each kernel
 of sm_90, and for every eighth one of sm_80: the digest, the target, and a label for people. `--compare` compares
-digests alone, prints the kernels that are in one of the two sets only, and exits with 1 if there is one. NAME restricts
+digests alone, prints the kernels that are in only one of the two sets, and exits with 1 if there is one. NAME restricts
 the matrix as in `tritonite.testing.targets`. Needs no GPU.
 """
 
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SAMPLED = 8
-# Texts that name a place in the sources: strings of assertions, debug information, comments. Line numbers are left out
-# by Triton itself (TRITON_DISABLE_LINE_INFO).
+# Text that depends on the sources' names: assertion strings, debug information, comments. Triton itself leaves out line
+# numbers (TRITON_DISABLE_LINE_INFO).
 _STRINGS = re.compile(r"^\.global .*\bassert(?:File|Func|Message)\w*\[.*$", re.MULTILINE)
 _NOTES = re.compile(r"^\s*(?:\.loc|\.file|//).*$|//.*$", re.MULTILINE)
 _DEBUG_SECTIONS = re.compile(r"^\s*\.section\s+\.debug_.*?^\s*}\s*$", re.MULTILINE | re.DOTALL)
@@ -33,7 +33,7 @@ _FUNCTION = re.compile(r"\.(?:entry|func)\s*(?:\([^)]*\)\s*)?([\w$.]+)")
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel of the matrix: the digest of its PTX, its target, and what it is called there."""
+    """A compiled kernel of the matrix: the digest of its PTX, its target, and its label."""
 
     digest: str
     target: str
@@ -41,7 +41,7 @@ class Kernel(NamedTuple):
 
 
 def normalized(ptx: str) -> str:
-    """Return PTX without what depends on names and lines of the sources."""
+    """Return PTX without the text that depends on names and lines of the sources."""
     for pattern in (_DEBUG_SECTIONS, _STRINGS, _NOTES):
         ptx = pattern.sub("", ptx)
     for i, name in enumerate(dict.fromkeys(_FUNCTION.findall(ptx))):
@@ -50,7 +50,7 @@ def normalized(ptx: str) -> str:
 
 
 def digests(names: list[str], part: str) -> Iterator[Kernel]:
-    """Compile one part of the matrix down to PTX."""
+    """Compile one shard of the matrix down to PTX, and yield its kernels."""
     from triton.backends.nvidia.compiler import CUDABackend
 
     from tritonite.testing import targets
@@ -74,7 +74,7 @@ def digests(names: list[str], part: str) -> Iterator[Kernel]:
             if target == "sm_90" and not cuda:
                 continue
             compiled = specialization.compile(targets.TARGETS[target])
-            # As the last stage it is binary to Triton.
+            # Triton stores the last stage as bytes.
             text = normalized(compiled.asm["ptx"].decode())
             yield Kernel(hashlib.sha256(text.encode()).hexdigest()[:24], target, label.replace("\n", " "))
 
@@ -93,7 +93,7 @@ def _all(names: list[str], jobs: int) -> list[Kernel]:
         ]
         lines = [line for process in running for line in process.communicate()[0].splitlines()]
         if any(process.returncode for process in running):
-            raise SystemExit("a part of the matrix did not compile")
+            raise SystemExit("a shard of the matrix did not compile")
     return sorted(Kernel(*line.split("\t")) for line in lines)
 
 

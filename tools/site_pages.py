@@ -1,4 +1,4 @@
-"""A hook of mkdocs: pages of the site that are made of files outside docs/, with links that fit the site."""
+"""mkdocs hook: pages of the site from files outside docs/, with their links adjusted."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def for_site(text: str) -> str:
-    """A page of the repository's root with its links as they are from within docs/."""
+    """Return a page of the repository's root with its links relative to docs/."""
     for source, page in PAGES.items():
         text = text.replace(f"]({source}", f"]({page}")
     return text.replace("](docs/", "](")
 
 
 def errors(source: str) -> str:
-    """Return a page with every error of a module: its name, its docstring and its message."""
-    lines = ["# Errors", "", "Every error of Tritonite's own is a `tritonite.errors.TritoniteError`."]
+    """Return a page with every error class of a module: its name, its docstring and its message."""
+    lines = ["# Errors", "", "Every error that Tritonite raises is a `tritonite.errors.TritoniteError`."]
     for name, docstring, template in _errors(source):
         lines += ["", f"## {name}", "", docstring, "", f"> {template}" if template else ""]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Write the table of operators that ATen is faster in from docs/benchmarks/results.json; with --check, compare it."""
+"""Write the table of operators whose ATen kernels are faster, from docs/benchmarks/results.json; --check compares."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks" / "results.json"
 
 def main() -> int:
     run = Run.load(RESULTS)
-    # Of fused operators ATen's composition was measured, and none of its operators is in their place.
+    # Fused operators are not in the table: ATen has only compositions of them.
     packets = {op.packet for op in tritonite.overloads().values()}
     slow = {name: dtypes for name, dtypes in slower_operators(run).items() if name in packets}
-    found = slower.table() | {run.machine.kind: slow}
+    table = slower.table() | {run.machine.kind: slow}
     kinds = []
-    for kind, operators in found.items():
-        # A line for each operator.
+    for kind, operators in table.items():
+        # One line an operator.
         lines = [f"    {json.dumps(name)}: {json.dumps(dtypes)}" for name, dtypes in operators.items()]
         kinds.append(f"  {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n  }")
     text = "{\n" + ",\n".join(kinds) + "\n}\n"

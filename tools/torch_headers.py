@@ -1,7 +1,7 @@
 """Compile the native dispatcher against the headers of given releases of torch: `torch_headers.py FOLDER VERSION...`.
 
-The headers are unpacked into FOLDER, once. They come from the wheel for macOS, the smallest: what the dispatcher
-includes is the same on every platform.
+The headers are unpacked into FOLDER, once. They come from the wheel for macOS, which is the smallest. The headers that
+the dispatcher includes are the same on every platform.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tritonite.runtime import native
 
-# A macOS so new that wheels for every earlier one fit.
+# The newest macOS, which wheels for every earlier one fit.
 PLATFORM = "macosx_26_0_arm64"
 
 
@@ -35,17 +35,17 @@ def include(folder: Path, version: str) -> Path:
 def _download(version: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", f"--platform={PLATFORM}", "-d", str(folder)]
-    # Nothing is installed, so that constraints on what may be do not count.
+    # Nothing is installed, so constraints on installed versions must not apply.
     environment = os.environ | {"PIP_CONSTRAINT": os.devnull}
     done = subprocess.run([*command, f"torch=={version}"], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        reason = (done.stderr.strip() or "pip says nothing").splitlines()[-1]
+        reason = (done.stderr.strip() or "pip printed nothing").splitlines()[-1]
         raise SystemExit(f"cannot download the headers of torch {version}; is a package index in reach? {reason}")
     return next(folder.glob("*.whl"))
 
 
 def compiles(headers: Path) -> str:
-    """Return what the compiler says of the dispatcher with these headers, "" where it compiles."""
+    """Return the compiler's errors for the dispatcher with these headers; "" if it compiles."""
     command = [*native.compilation(os.environ.get("CXX", "c++"), headers), "-fsyntax-only"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""

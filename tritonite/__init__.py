@@ -43,12 +43,12 @@ __all__ = [
 
 
 def overloads() -> dict[str, Op]:
-    """Every overload that has a kernel, by name: a copy, which is the caller's to change."""
+    """Return a new dict of every overload that has a kernel, by name."""
     return dict(_overloads())
 
 
 def __getattr__(name: str) -> _Any:
-    # Registering operators takes milliseconds that importing the others need not.
+    # Importing `fused` registers its operators, which takes milliseconds; do so on first use.
     if name == "fused":
         return _importlib.import_module("tritonite.fused")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

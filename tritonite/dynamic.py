@@ -1,4 +1,4 @@
-"""`pointwise_dynamic`: a scalar function becomes a tensor operator."""
+"""`pointwise_dynamic`: make a tensor operator of a scalar function."""
 
 from __future__ import annotations
 
@@ -39,28 +39,37 @@ def pointwise_dynamic(
     output_dtypes: Sequence[torch.dtype | None] | None = None,
     promotion_methods: Sequence[PromotionMethod] | None = None,
 ) -> Any:
-    """Make a tensor operator of a scalar function, written in Triton's language and decorated with `triton.jit` or not.
+    """Make a tensor operator of a scalar function in Triton's language, decorated with `triton.jit` or not.
 
-    Usable bare, with `()` or with arguments. The operator broadcasts, promotes, takes any strides, and accepts Python
-    numbers for tensors. `out0=`, `out1=`, ... name destinations to write instead of allocating.
+    Use it as a decorator, with or without arguments. The operator broadcasts its tensors to a common shape, promotes
+    dtypes as PyTorch does, takes any strides, and accepts Python numbers in place of tensors. Keyword arguments
+    `out0=`, `out1=`, ... pass tensors to write the results to. float16 and bfloat16 values reach the function as
+    float32 (see `Promotion`).
 
-    It is an operator of PyTorch's, which torch.compile, fake tensors and vmap know. `PointwiseFunction.gradient` gives
-    it a gradient; without one a backward through it raises NoGradient. It is copied and pickled by its name.
+    The operator is registered with PyTorch, so torch.compile, fake tensors and vmap work.
+    `PointwiseFunction.gradient` gives it a gradient. Copies and pickles refer to it by name.
 
     Args:
-        num_inputs: how many parameters the function has; checked when given.
-        is_tensor: for each parameter, whether it is a tensor; the others are Python numbers. Default: all are.
+        function: the scalar function. It takes a value for each parameter and returns a value or a tuple of values.
+        num_inputs: the number of parameters; checked when given.
+        is_tensor: for each parameter, True for a tensor, False for a Python number. Default: all are tensors.
         dtypes: for each parameter, the Python type (int, float, bool) of a number; None for a tensor.
-        num_outputs: how many values the function returns. Default: as many as the other arguments say, or else its
-            return statements, or one where these do not tell.
-        output_dtypes: for each output, a dtype that overrides the promotion; None to keep it.
-        promotion_methods: for each output, `(i, j, ..., kind)`: the positions of the parameters that decide its dtype,
-            and how: "DEFAULT", "NO_OPMATH", "INT_TO_FLOAT", "ALWAYS_BOOL" or "BOOL_TO_LONG" (see `Promotion`).
-            Default: all tensors, "DEFAULT".
+        num_outputs: the number of values returned. Default: the number that the other arguments or the return
+            statements show, else one.
+        output_dtypes: for each output, a dtype that replaces the promoted one; None to keep that.
+        promotion_methods: for each output, a tuple `(i, j, ..., kind)`. The parameters at these positions decide its
+            dtype by the rule `kind`: "DEFAULT", "NO_OPMATH", "INT_TO_FLOAT", "ALWAYS_BOOL" or "BOOL_TO_LONG" (see
+            `Promotion`). Default: all tensors, "DEFAULT".
 
-    Half-precision values reach the function as float32. Raises InvalidDeclaration for arguments that contradict each
-    other or the function, and for variables outside that Triton does not let it read: those must be tl.constexpr. The
-    operator raises Unsupported for tensors it cannot take, such as a DTensor.
+    Returns:
+        A PointwiseFunction, or a decorator that makes one if `function` is None.
+
+    Raises:
+        InvalidDeclaration: arguments contradict each other or the function, or the function reads an outer variable
+            that Triton does not compile; outer numbers must be tl.constexpr.
+
+    A call of the operator raises Unsupported for a tensor it cannot take, such as a DTensor, and InvalidArgument for a
+    number of another type than declared. A backward pass without a gradient raises NoGradient.
     """
     settings: dict[str, Any] = {
         "num_inputs": num_inputs,
@@ -85,82 +94,106 @@ def _make(
     output_dtypes: Sequence[torch.dtype | None] | None,
     promotion_methods: Sequence[PromotionMethod] | None,
 ) -> PointwiseFunction:
+    """Check the settings of `pointwise_dynamic` against the function, and make the operator."""
     plain = _scalar_function(function)
-    formula = function if isinstance(function, KernelInterface) else triton.jit(function)
-    name = plain.__name__
-    parameters = tuple(inspect.signature(plain).parameters)
+    name, parameters = plain.__name__, tuple(inspect.signature(plain).parameters)
     _check_settings(name, locals())
-    for what, given in (("num_inputs", num_inputs), ("is_tensor", is_tensor), ("dtypes", number_types)):
+    for setting, given in (("num_inputs", num_inputs), ("is_tensor", is_tensor), ("dtypes", number_types)):
         count = given if isinstance(given, int) else len(given) if given is not None else len(parameters)
         if count != len(parameters):
-            raise InvalidDeclaration(name=name, reason=f"{what} says {count} parameters, it has {len(parameters)}")
-    counts = {len(given) for given in (output_dtypes, promotion_methods) if given is not None}
-    if num_outputs is not None:
-        counts.add(num_outputs)
-    if len(counts) > 1:
-        raise InvalidDeclaration(name=name, reason=f"its arguments speak of {sorted(counts)} outputs")
-    if devices.current.interpreted and enclosed(plain):
-        formula = triton.jit(without_enclosed(plain))
-    returned = result_counts(plain)
-    if len(returned | counts) > 1:
-        said = f", and its arguments speak of {counts.pop()}" if counts else ""
-        raise InvalidDeclaration(name=name, reason=f"its return statements give {sorted(returned)} results{said}")
-    outputs = (counts or returned or {1}).pop()
-    for variable, value in refused_names(plain).items():
-        advice = "make it a parameter, or a tl.constexpr outside"
-        if isinstance(value, PointwiseFunction):
-            advice = f"give its formula a name outside, {variable}.formula, and call that"
-        reason = f"it reads the variable {variable} from outside, which Triton does not compile: {advice}"
-        raise InvalidDeclaration(name=name, reason=reason)
-    tensors = tuple(is_tensor) if is_tensor is not None else None
-    if tensors is None:
-        tensors = (
-            tuple(kind is None for kind in number_types) if number_types is not None else (True,) * len(parameters)
-        )
+            reason = f"{setting} is for {count} parameters, but the function has {len(parameters)}"
+            raise InvalidDeclaration(name=name, reason=reason)
+    outputs = _output_count(plain, num_outputs, output_dtypes, promotion_methods)
+    _refuse_outer_variables(plain)
+    tensors = (True,) * len(parameters)
+    if is_tensor is not None:
+        tensors = tuple(is_tensor)
+    elif number_types is not None:
+        tensors = tuple(kind is None for kind in number_types)
     if not any(tensors):
         raise InvalidDeclaration(name=name, reason="it has no tensor parameter")
-    methods = []
-    for method in promotion_methods if promotion_methods is not None else [()] * outputs:
-        *positions, kind = method if method else ("DEFAULT",)
-        if isinstance(kind, str):
-            if kind.upper() not in Promotion.__members__:
-                raise InvalidDeclaration(name=name, reason=f"no promotion is called {kind!r}")
-            kind = Promotion[kind.upper()]
-        if any(not 0 <= position < len(parameters) for position in positions):
-            raise InvalidDeclaration(name=name, reason=f"promotion {method} names a parameter it does not have")
-        methods.append((tuple(positions) or tuple(i for i, own in enumerate(tensors) if own), kind))
+    formula = function if isinstance(function, KernelInterface) else triton.jit(function)
+    if devices.current.interpreted and enclosed(plain):
+        formula = triton.jit(without_enclosed(plain))
+    methods = promotion_methods if promotion_methods is not None else [()] * outputs
     return PointwiseFunction(
         formula,
         name,
         parameters,
         tensors,
-        tuple(methods),
+        tuple([_promotion(name, method, tensors) for method in methods]),
         tuple(output_dtypes or [None] * outputs),
         tuple(number_types) if number_types is not None else (),
     )
 
 
+def _output_count(
+    plain: Callable[..., Any],
+    num_outputs: int | None,
+    output_dtypes: Sequence[torch.dtype | None] | None,
+    promotion_methods: Sequence[PromotionMethod] | None,
+) -> int:
+    """Return the number of outputs. Raises InvalidDeclaration if settings and return statements disagree."""
+    counts = {len(given) for given in (output_dtypes, promotion_methods) if given is not None}
+    if num_outputs is not None:
+        counts.add(num_outputs)
+    if len(counts) > 1:
+        reason = f"its arguments are for different numbers of outputs: {sorted(counts)}"
+        raise InvalidDeclaration(name=plain.__name__, reason=reason)
+    returned = result_counts(plain)
+    if len(returned | counts) > 1:
+        expected = f", but its arguments are for {counts.pop()}" if counts else ""
+        reason = f"its return statements give {sorted(returned)} results{expected}"
+        raise InvalidDeclaration(name=plain.__name__, reason=reason)
+    return (counts or returned or {1}).pop()
+
+
+def _refuse_outer_variables(plain: Callable[..., Any]) -> None:
+    """Raise InvalidDeclaration if the function reads an outer variable that Triton does not compile."""
+    for variable, value in refused_names(plain).items():
+        advice = "make it a parameter, or a tl.constexpr outside"
+        if isinstance(value, PointwiseFunction):
+            advice = f"give its formula a name outside, {variable}.formula, and call that"
+        reason = f"it reads the variable {variable} from outside, which Triton does not compile: {advice}"
+        raise InvalidDeclaration(name=plain.__name__, reason=reason)
+
+
+def _promotion(name: str, method: PromotionMethod, tensors: tuple[bool, ...]) -> tuple[tuple[int, ...], Promotion]:
+    """Return the positions and the rule of an item of `promotion_methods`; () stands for all tensors, "DEFAULT"."""
+    *positions, kind = method if method else ("DEFAULT",)
+    if isinstance(kind, str):
+        if kind.upper() not in Promotion.__members__:
+            raise InvalidDeclaration(name=name, reason=f"no promotion is called {kind!r}")
+        kind = Promotion[kind.upper()]
+    if any(not 0 <= position < len(tensors) for position in positions):
+        reason = f"promotion {method} names a position outside its {len(tensors)} parameters"
+        raise InvalidDeclaration(name=name, reason=reason)
+    return tuple(positions) or tuple(i for i, tensor in enumerate(tensors) if tensor), kind
+
+
 def _scalar_function(function: Any) -> Callable[..., Any]:
-    """Return the Python function of a formula. Raises InvalidDeclaration for what can be none."""
+    """Return the Python function behind a formula. Raises InvalidDeclaration for anything that is not a function."""
     if not callable(function) and not isinstance(function, KernelInterface):
         raise InvalidDeclaration(name=repr(function), reason=f"it is a {type(function).__name__}, not a function")
     plain = getattr(function, "fn", function)
     name = getattr(plain, "__name__", repr(plain))
     if name == "<lambda>":
-        raise InvalidDeclaration(name="a lambda", reason="Triton compiles functions written with def alone")
+        raise InvalidDeclaration(name="a lambda", reason="Triton compiles only functions defined with def")
     if not inspect.isfunction(plain):
-        reason = f"it is a {type(plain).__name__}; Triton compiles functions written with def alone"
+        reason = f"it is a {type(plain).__name__}; Triton compiles only functions defined with def"
         raise InvalidDeclaration(name=name, reason=reason)
     for parameter in inspect.signature(plain).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            reason = f"its parameter {parameter} is {parameter.kind.description}; formulas take positional ones alone"
+            reason = (
+                f"its parameter {parameter} is {parameter.kind.description}; a formula has positional parameters only"
+            )
             raise InvalidDeclaration(name=name, reason=reason)
     if returns_nothing(plain):
         raise InvalidDeclaration(name=name, reason="it returns nothing; a formula returns a value for each output")
     return plain
 
 
-# For each setting that is a list, the test of an item and what is expected.
+# For each setting that is a list: a test of an item, and a description of valid items.
 _ITEMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "is_tensor": (lambda item: isinstance(item, bool), "True or False"),
     "number_types": (lambda item: item in (None, bool, int, float), "int, float, bool, or None for a tensor"),
@@ -173,11 +206,11 @@ _ITEMS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_settings(name: str, settings: dict[str, Any]) -> None:
-    """Raise InvalidDeclaration for settings of other types than `pointwise_dynamic` takes."""
+    """Raise InvalidDeclaration for a setting whose type `pointwise_dynamic` does not take."""
     for setting in ("num_inputs", "num_outputs"):
         given = settings[setting]
         if given is not None and (not isinstance(given, int) or isinstance(given, bool)):
-            raise InvalidDeclaration(name=name, reason=f"{setting} is {given!r}, not a number of parameters or results")
+            raise InvalidDeclaration(name=name, reason=f"{setting} is {given!r}, not an int")
     for setting, (fits, expected) in _ITEMS.items():
         given, public = settings[setting], setting.replace("number_types", "dtypes")
         if given is None:
@@ -190,7 +223,13 @@ def _check_settings(name: str, settings: dict[str, Any]) -> None:
 
 
 class _Overload(NamedTuple):
-    """What serves the calls of one kind: in PyTorch's dispatcher, and beside it where calls go through Python."""
+    """One registered overload of a PointwiseFunction.
+
+    Attributes:
+        registered: the overload in torch.ops.
+        op: the registry's record of the overload.
+        kernel: a function that bypasses the dispatcher; None with the native dispatcher.
+    """
 
     registered: Any
     op: Op
@@ -198,10 +237,14 @@ class _Overload(NamedTuple):
 
 
 class PointwiseFunction:
-    """What `pointwise_dynamic` makes: an operator of PyTorch's, with an overload for each kind of call.
+    """An operator made by `pointwise_dynamic`, with an overload for each combination of argument kinds.
 
-    `formula` is the scalar function, for use inside other kernels, and `operator` the name in PyTorch's dispatcher. An
-    overload is registered when it is first called, and stays: a compiled graph calls it by name.
+    An overload is registered with PyTorch on its first call, and stays registered, because compiled graphs call it by
+    name.
+
+    Attributes:
+        formula: the scalar function as a `triton.jit` function, for use inside other kernels.
+        operator: the qualified name in PyTorch's dispatcher, "tritonite_dynamic::NAME".
     """
 
     __name__: str
@@ -236,7 +279,18 @@ class PointwiseFunction:
         self._call_it(f"{formula.fn.__module__}_{formula.fn.__qualname__}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the operator. Outputs are returned as one tensor, or a tuple where there are several."""
+        """Run the operator.
+
+        Args:
+            args: the parameters by position; `kwargs` has those by name, and `out0=`, `out1=`, ... as destinations.
+
+        Returns:
+            The result tensor, or a tuple of tensors if the function has several outputs. Outputs passed as `outN=` are
+            returned themselves.
+
+        Raises Unsupported for an argument that is no tensor or number, or for a tensor where a number is declared;
+        InvalidArgument for a number of another type than declared, or an `outN=` that is no tensor.
+        """
         outs = {name: kwargs.pop(name) for name in self._out_names if kwargs.get(name) is not None} if kwargs else {}
         values = args if not kwargs and len(args) == len(self._parameters) else self._bound(args, kwargs)
         if self._number_types or outs:
@@ -254,7 +308,7 @@ class PointwiseFunction:
                 results = overload.kernel(*values, **outs)
                 direct.increment_versions(overload.op, values, outs)
             else:
-                _refuse_what_is_dropped(self.operator, (*values, *outs.values()))
+                _refuse_unsupported_tensors(self.operator, (*values, *outs.values()))
                 results = overload.registered(*values, **outs)
         if not outs:
             return results
@@ -263,10 +317,10 @@ class PointwiseFunction:
         return every[0] if len(every) == 1 else every
 
     def gradient(self, formula: Callable[..., Any]) -> PointwiseFunction:
-        """Decorate the formula of the gradients, a scalar function as the operator's is.
+        """Set the operator's gradient, as a decorator of a scalar function.
 
-        Its parameters are the gradient of each result, and then the operator's parameters. It returns a gradient for
-        each parameter that is a tensor.
+        The function's parameters are the gradient of each result, followed by the operator's parameters. The function
+        returns a gradient for each tensor parameter.
 
             @pointwise_dynamic
             def product(x, y):
@@ -277,31 +331,32 @@ class PointwiseFunction:
             def _(grad, x, y):
                 return grad * y, grad * x
 
-        Gradients are computed in the common dtype of all of these tensors. They are summed over the dimensions that a
-        tensor was broadcast in, and have its dtype; tensors of integers have none.
+        Gradients are computed in the common dtype of all of these tensors. A tensor's gradient is summed over the
+        dimensions that the tensor was broadcast in, and is cast to the tensor's dtype. Integer tensors get no gradient.
 
-        Returns the operator of the gradients, another PointwiseFunction: a backward through it raises NoGradient unless
-        it is given a gradient in turn. Raises InvalidDeclaration for other parameters or another number of results.
+        Returns the gradients' operator, another PointwiseFunction, which may be given a gradient in turn. Raises
+        InvalidDeclaration for a wrong number of parameters or results.
         """
         results, name = len(self._out_names), self._kernel.name
         every = (True,) * results + self._tensors
         count = len(inspect.signature(getattr(formula, "fn", formula)).parameters)
         if count != len(every):
-            reason = f"its gradient takes {count} parameters, not {results} gradients and its {len(self._tensors)}"
+            expected = f"{len(every)}: {results} gradients of results and its own {len(self._tensors)} parameters"
+            reason = f"its gradient has {count} parameters, not {expected}"
             raise InvalidDeclaration(name=name, reason=reason)
         self._gradient = pointwise_dynamic(formula, is_tensor=every, num_outputs=sum(self._tensors))
         self._gradient._call_it(f"{self.operator.partition('::')[2]}_backward")
         return self._gradient
 
     def __reduce__(self) -> str:
-        # By its name, as functions are: copies are the function itself.
+        # Pickled by name, as functions are; a copy is the object itself.
         return self.__qualname__
 
     def __repr__(self) -> str:
         return f"<pointwise_dynamic {self.operator}>"
 
     def _call_it(self, name: str) -> None:
-        """Take a name in the dispatcher, with a number where an operator of that name has come before."""
+        """Set the operator's name in the dispatcher, with a number appended if an earlier operator has that name."""
         own = re.sub(r"\W+", "_", name).strip("_")
         with _lock:
             _names[own] += 1
@@ -317,7 +372,7 @@ class PointwiseFunction:
         return tuple(bound.arguments.values())
 
     def _check(self, values: Sequence[Any], outs: dict[str, Any]) -> None:
-        """Raise InvalidArgument for numbers of another type than declared, and destinations that are no tensors."""
+        """Raise InvalidArgument for a number of another type than declared, or a destination that is no tensor."""
         for parameter, kind, value in zip(self._parameters, self._number_types, values, strict=False):
             if kind is not None and not isinstance(value, (*_FITTING[kind], torch.Tensor)):
                 given = f"{value!r} ({type(value).__name__})"
@@ -329,13 +384,16 @@ class PointwiseFunction:
                 raise InvalidArgument(name=self.operator, expected="a tensor", parameter=name, given=repr(out))
 
     def _overload(self, pattern: tuple[str, ...], values: Sequence[Any] = ()) -> _Overload:
-        """The overload for calls of a kind, which is registered when there is the first of them."""
+        """Return the overload for a pattern of argument kinds ("Tensor", "Scalar", "None"), registered on first use.
+
+        Raises Unsupported for a tensor where a number is declared, or an argument that is neither.
+        """
         for i, (parameter, kind, tensor) in enumerate(zip(self._parameters, pattern, self._tensors, strict=False)):
             if kind == "Tensor" and not tensor:
                 raise Unsupported(name=self.operator, reason=f"{parameter} is declared a number, not a tensor")
             if not kind:
-                what = type(values[i]).__name__ if values else "something else"
-                raise Unsupported(name=self.operator, reason=f"{parameter} is a {what}, not a tensor or a number")
+                given = type(values[i]).__name__ if values else "value of another type"
+                raise Unsupported(name=self.operator, reason=f"{parameter} is a {given}, not a tensor or a number")
         with _lock:
             if pattern not in self._overloads:
                 declaration = self._declaration(pattern)
@@ -349,14 +407,14 @@ class PointwiseFunction:
 
     def _declaration(self, pattern: tuple[str, ...]) -> Declaration:
         kinds, given = pattern[: len(self._parameters)], pattern[len(self._parameters) :]
-        arguments, parts = [], []
+        arguments, suffixes = [], []
         for name, kind, tensor in zip(self._parameters, kinds, self._tensors, strict=True):
             arguments.append(f"{'Tensor?' if kind == 'None' else kind} {name}")
             if kind == "None" or (kind == "Scalar" and tensor):
-                parts.append(f"{kind}_{name}")
+                suffixes.append(f"{kind}_{name}")
         outs = [f"Tensor({chr(ord('a') + i)}!) {name}" for i, name in enumerate(given)]
         fresh = ", ".join(["Tensor"] * (len(self._out_names) - len(given)))
-        overload = "".join([f".{'_'.join((*parts, *given))}"] if parts or given else [])
+        overload = "".join([f".{'_'.join((*suffixes, *given))}"] if suffixes or given else [])
         own = f"{self.operator.partition('::')[2]}{overload}"
         schema = f"{own}({', '.join([*arguments, *(['*'] if outs else []), *outs])}) -> ({fresh})"
         return Declaration(
@@ -409,35 +467,35 @@ class PointwiseFunction:
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.gradient = self._gradient
         ctx.numbers = [None if isinstance(value, torch.Tensor) else value for value in inputs]
-        ctx.places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        ctx.tensor_indices = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         if self._gradient is not None:
-            ctx.save_for_backward(*[inputs[i] for i in ctx.places])
+            ctx.save_for_backward(*[inputs[i] for i in ctx.tensor_indices])
 
     def _backward(self, ctx: Any, *grads: torch.Tensor) -> Any:
         if ctx.gradient is None:
             raise NoGradient(name=self.operator, function=self.__name__)
         values = list(ctx.numbers)
-        for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
+        for i, value in zip(ctx.tensor_indices, ctx.saved_tensors, strict=True):
             values[i] = value
         results = ctx.gradient(*grads, *values)
         remaining = iter(results if isinstance(results, tuple) else (results,))
-        found: list[torch.Tensor | None] = []
+        gradients: list[torch.Tensor | None] = []
         for value, tensor, needed in zip(values, self._tensors, ctx.needs_input_grad, strict=True):
             own = next(remaining) if tensor else None
-            found.append(own.sum_to_size(value.shape).to(value.dtype) if needed and own is not None else None)
-        return tuple(found)
+            gradients.append(own.sum_to_size(value.shape).to(value.dtype) if needed and own is not None else None)
+        return tuple(gradients)
 
 
 _NAMESPACE = "tritonite_dynamic"
 _lock = fork_safe_lock()
 _names: collections.Counter[str] = collections.Counter()
 _functions: weakref.WeakValueDictionary[str, PointwiseFunction] = weakref.WeakValueDictionary()
-# What an argument is in a schema; PyTorch's compilers trace with numbers that they do not know.
+# An argument's type in the schema. PyTorch's compilers trace with symbolic numbers.
 _KINDS = {
     **dict.fromkeys((bool, int, float, complex, torch.SymBool, torch.SymInt, torch.SymFloat), "Scalar"),
     type(None): "None",
 }
-# What a parameter takes that is declared a number of a type: as Python's functions do, but for rounding.
+# Types accepted for a number declared as a type: an int for a float, but no float for an int.
 _FITTING: dict[type, tuple[type, ...]] = {
     bool: (bool, torch.SymBool),
     int: (int, torch.SymInt),
@@ -447,18 +505,22 @@ _EXAMPLES: dict[type, Any] = {torch.SymBool: True, torch.SymInt: 1, torch.SymFlo
 
 
 def _registered(operator: str, pattern: tuple[str, ...]) -> tuple[str, str]:
-    """The names that the packet and the overload for calls of a kind have in torch.ops."""
+    """Return the names of packet and overload in torch.ops for a pattern of argument kinds."""
     _, _, own = _functions[operator]._overload(pattern).op.overload.partition("::")
     packet, _, overload = own.partition(".")
     return packet, overload or "default"
 
 
-# As torch.compiler.assume_constant_result does, which would import Dynamo: it calls the function instead of tracing it.
+# Has the effect of torch.compiler.assume_constant_result without importing Dynamo: Dynamo calls the function, and
+# does not trace it.
 _registered._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _refuse_what_is_dropped(name: str, values: Sequence[Any]) -> None:
-    """Raise Unsupported for tensors with something that the dispatcher would drop, or refuse less clearly."""
+def _refuse_unsupported_tensors(name: str, values: Sequence[Any]) -> None:
+    """Raise Unsupported for a DTensor, or a tensor with a forward-mode tangent.
+
+    The dispatcher would drop the tangent, and refuse a DTensor less clearly.
+    """
     sharded = sys.modules.get("torch.distributed.tensor")
     if sharded is not None and any(isinstance(value, sharded.DTensor) for value in values):
         raise Unsupported(name=name, reason="it has no sharding strategy for a DTensor; give it tensor.to_local()")
@@ -466,4 +528,4 @@ def _refuse_what_is_dropped(name: str, values: Sequence[Any]) -> None:
         return
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise Unsupported(name=name, reason="it has no gradient in forward mode; use the backward mode")
+        raise Unsupported(name=name, reason="it has no gradient in forward mode; use backward mode")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint at the nearest of the `known` names, to end a sentence with; "" where none is near."""
+    """Return " (did you mean ...?)" with the `known` name nearest to `name`; "" if none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -23,6 +23,8 @@ class TritoniteError(Exception):
 
 
 class UnknownOperator(TritoniteError):
+    """Raised for a name or glob that matches no operator."""
+
     template = (
         "no operator matches {name!r}{hint}. Give an operator name such as 'softmax', an overload such as "
         "'add.Tensor', or a glob such as 'bitwise_*'; tritonite.overloads() lists them all."
@@ -30,6 +32,8 @@ class UnknownOperator(TritoniteError):
 
 
 class TritonImportedTooEarly(TritoniteError):
+    """Raised at import if Triton was imported first and cannot be switched to its interpreter."""
+
     template = (
         "no GPU driver was found, so Tritonite runs its kernels in Triton's interpreter, but triton was imported "
         "before tritonite without TRITON_INTERPRET=1. Import tritonite first, or set TRITON_INTERPRET=1 in the "
@@ -38,6 +42,8 @@ class TritonImportedTooEarly(TritoniteError):
 
 
 class NoDevice(TritoniteError):
+    """Raised when kernels have to run without a GPU and without the interpreter."""
+
     template = (
         "Tritonite has no device to run on: no GPU driver was found and TRITON_INTERPRET=0 turns the interpreter "
         "off. Unset TRITON_INTERPRET to run in the interpreter."
@@ -45,53 +51,61 @@ class NoDevice(TritoniteError):
 
 
 class InvalidDeclaration(TritoniteError):
-    template = "operator {name!r} cannot be declared so: {reason}"
+    """Raised when an operator is declared in a way that contradicts its function or its schema."""
+
+    template = "operator {name!r} cannot be declared: {reason}"
 
 
 class InvalidArgument(TritoniteError, TypeError):
-    """Raised by a call of an operator of `pointwise_dynamic` for an argument of another type than it declares."""
+    """Raised by an operator of `pointwise_dynamic` for an argument of another type than declared."""
 
     template = "{name} takes {expected} for {parameter}, not {given}"
 
 
 class InvalidSetting(TritoniteError):
+    """Raised for an environment variable with an invalid value."""
+
     template = "environment variable {name}={value!r} is not valid: expected {expected}"
 
 
 class InvalidResults(TritoniteError):
-    """A file is not a benchmark's results."""
+    """Raised for a file without benchmark results."""
 
     template = "{path} does not hold benchmark results: {reason}"
 
 
 class WrongAnswer(TritoniteError):
-    """What was to be timed does not compute what ATen computes."""
+    """Raised when a provider to be timed does not compute what ATen computes."""
 
     template = "{provider} gives another answer than ATen for {case}: {reason}"
 
 
 class InvalidProvider(TritoniteError):
-    template = "{text!r} is no provider to measure: {reason}"
+    """Raised by `tritonite bench` for a --provider that does not exist."""
+
+    template = "{text!r} is not a provider to measure: {reason}"
 
 
 class UnusableFile(TritoniteError):
-    """A file or folder that is to be written cannot be."""
+    """Raised when a file or folder cannot be written."""
 
     template = "{path} cannot be written: {reason}"
 
 
 class BuildFailed(TritoniteError):
+    """Raised when the native dispatcher's compilation fails."""
+
     template = "the native dispatcher cannot be built: {reason}"
 
 
 class Unsupported(TritoniteError):
-    """Raised by a direct call of an operator that has no ATen kernel to fall back to."""
+    """Raised by a call of an operator outside ATen for arguments that its kernel does not serve."""
 
     template = "{name} cannot take these arguments: {reason}"
 
 
 class NoGradient(TritoniteError):
-    """Raised by a backward through an operator of `pointwise_dynamic` that has not been given a gradient."""
+    """Raised by a backward pass through an operator of `pointwise_dynamic` without a gradient."""
 
     template = (
         "{name} has no gradient. Give it one with @{function}.gradient over a formula of the results' gradients and "
@@ -100,22 +114,24 @@ class NoGradient(TritoniteError):
 
 
 class CapturedInPart(TritoniteError):
-    """Raised while a CUDA graph is captured, by a call that writes into its arguments and can no longer decline."""
+    """Raised during CUDA graph capture by a call that has launched a part and needs a kernel compiled."""
 
     template = (
-        "the kernel {kernel} is not compiled, nothing is compiled while a CUDA graph is captured, and a part of the "
-        "call has been captured already. Make the call once before the capture."
+        "the kernel {kernel} is not compiled, and nothing is compiled while a CUDA graph is captured. The call cannot "
+        "fall back to ATen, because a part of it is captured already. Make the call once before the capture."
     )
 
 
-# Why a call is declined that a kernel could serve.
+# The reason of declines for speed.
 ATEN_IS_FASTER = "ATen is faster here"
 
 
 class Decline(Exception):
-    """Raised by a host function, before it launches anything, when ATen must serve the call.
+    """Raised by a host function, before its first launch, to leave a call to ATen.
 
-    `lasting` where every call of the same key would be declined too; not where a number's value or the moment decided.
+    Args:
+        reason: what was given and what is served, as `stats`, `explain` and `report` show it.
+        lasting: every call with the same key declines too. False if a number's value or a passing state decided.
     """
 
     def __init__(self, reason: str, lasting: bool = True) -> None:

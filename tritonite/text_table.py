@@ -1,4 +1,4 @@
-"""Tables as text, for whoever prints an object that has one."""
+"""Rich tables as plain text, for objects whose `str` is a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def text_of(table: Any) -> str:
 
     width = max(_NARROWEST, shutil.get_terminal_size((120, 24)).columns)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    # Rich draws lines that the encoding of its file has.
+    # Rich draws box lines only if its file's encoding has them.
     written = io.BytesIO()
     file = io.TextIOWrapper(written, encoding=encoding, errors="replace", newline="")
     Console(file=file, width=width, color_system=None).print(table)

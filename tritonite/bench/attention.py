@@ -1,4 +1,4 @@
-"""Calls of attention: those of models, each for the operators that take it."""
+"""Benchmark cases of attention: head shapes of models, and calls of each ATen operator with them."""
 
 from __future__ import annotations
 
@@ -15,43 +15,41 @@ EFFICIENT = "_scaled_dot_product_efficient_attention"
 
 
 class Heads(NamedTuple):
-    """A batch of heads of a length, `shared` of them of key and value, of elements of a size.
+    """Sizes of an attention call.
 
-    There are as many queries as keys, or the last `queries` alone, as in decoding.
+    Query is (batch, heads, queries or length, head_dim); key and value are (batch, kv_heads, length, head_dim).
+    `queries` is None for as many queries as keys; in decoding it is the number of last positions.
     """
 
     batch: int
     heads: int
-    shared: int
+    kv_heads: int
     length: int
-    size: int
+    head_dim: int
     causal: bool = False
     queries: int | None = None
 
     def __str__(self) -> str:
-        """As labels have it."""
-        heads = str(self.heads) if self.heads == self.shared else f"{self.heads}/{self.shared}"
+        """Return the label of a case, such as "4x32/8x4096x128 causal"."""
+        heads = str(self.heads) if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         decoding = "" if self.queries is None else f" {self.queries} of"
-        return f"{self.batch}x{heads}x{self.length}x{self.size}{' causal' if self.causal else ''}{decoding}"
+        return f"{self.batch}x{heads}x{self.length}x{self.head_dim}{' causal' if self.causal else ''}{decoding}"
 
     @property
     def flops(self) -> int | None:
-        """Of the forward pass's two products, half of which nothing sees where it is causal.
-
-        None in decoding, whose time is that of reading keys and values.
-        """
+        """Flops of the forward pass's two products, halved if causal; None in decoding, which is memory-bound."""
         if self.queries is not None:
             return None
-        return 4 * self.batch * self.heads * self.length**2 * self.size // (2 if self.causal else 1)
+        return 4 * self.batch * self.heads * self.length**2 * self.head_dim // (2 if self.causal else 1)
 
     def operands(self, make: Make) -> list[torch.Tensor]:
-        """Query, key and value."""
-        query = make(self.batch, self.heads, self.queries or self.length, self.size)
-        return [query, *(make(self.batch, self.shared, self.length, self.size) for _ in range(2))]
+        """Return query, key and value."""
+        query = make(self.batch, self.heads, self.queries or self.length, self.head_dim)
+        return [query, *(make(self.batch, self.kv_heads, self.length, self.head_dim) for _ in range(2))]
 
 
-# Prompts of language models, long ones, heads of 64 and 256, shared ones; short sequences of encoders.
-OF_HALVES = (
+# 16-bit floats: prompts of language models, long ones, head sizes 64 and 256, grouped heads; short encoder sequences.
+SIXTEEN_BIT = (
     Heads(4, 32, 32, 4096, 128),
     Heads(4, 32, 32, 4096, 128, True),
     Heads(2, 32, 32, 16_384, 128, True),
@@ -63,7 +61,7 @@ OF_HALVES = (
     Heads(16, 12, 12, 1024, 64, True),
     Heads(1, 32, 8, 512, 64, True),
 )
-# One token of one sequence and of many, with heads that share keys and without; and a few that are guessed.
+# Decoding one token of one or many sequences, with and without grouped heads; the last is speculative decoding.
 DECODING = (
     Heads(1, 32, 8, 8192, 128, queries=1),
     Heads(16, 32, 8, 8192, 128, queries=1),
@@ -72,26 +70,26 @@ DECODING = (
     Heads(1, 32, 8, 131_072, 128, queries=1),
     Heads(16, 32, 8, 8192, 128, queries=8),
 )
-# Whisper's encoder and BERT.
-OF_FLOATS = (Heads(1, 12, 12, 1500, 64), Heads(4, 12, 12, 128, 64))
+# float32: Whisper's encoder and BERT.
+FLOAT32 = (Heads(1, 12, 12, 1500, 64), Heads(4, 12, 12, 128, 64))
 SMALL, INTERPRETED = Heads(1, 2, 2, 64, 64), Heads(1, 2, 2, 24, 16, True)
 FEW = Heads(1, 4, 4, 300, 16, queries=1)
 
 
 def _positional(packet: str, causal: bool, bias: torch.Tensor | None) -> tuple[Any, ...]:
-    """What a forward operator takes after query, key and value."""
+    """Return the arguments of a forward operator after query, key and value."""
     return (0.0, causal) if "flash" in packet else (bias, True, 0.0, causal)
 
 
 def forward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
-    """A call of a forward operator."""
+    """Return a call of a forward operator."""
     bias = make(heads.batch, 1, heads.queries or heads.length, heads.length) if biased else None
     bias = None if bias is None else bias.expand(-1, heads.heads, -1, -1)
     return Sample(str(heads), (*heads.operands(make), *_positional(packet, heads.causal, bias)), {})
 
 
 def backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
-    """A call of its gradient, of what ATen's own forward operator gives where ATen has it."""
+    """Return a call of the gradient of forward operator `packet`, on the results of ATen's forward if it has one."""
     sample = forward(packet, heads, make, biased)
     query, key, value, *rest = sample.args
     op = tritonite.overloads()[packet]
@@ -110,8 +108,8 @@ def backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sam
 
 
 def _packed(packet: str, heads: Heads, make: Make) -> tuple[list[Any], dict[str, Any]]:
-    """What the operators of packed sequences take, all of one length."""
-    operands = [make(heads.batch * each.shape[2], each.shape[1], heads.size) for each in heads.operands(_shaped)]
+    """Return (query, key, value) and the further arguments of operators on packed sequences, all of one length."""
+    operands = [make(heads.batch * each.shape[2], each.shape[1], heads.head_dim) for each in heads.operands(_shaped)]
     lengths = heads.queries or heads.length, heads.length
     first = torch.arange(heads.batch + 1, dtype=torch.int32, device=operands[0].device)
     starts = tuple(first * length for length in lengths)
@@ -126,14 +124,14 @@ def _shaped(*shape: int) -> torch.Tensor:
 
 
 def packed_forward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
-    """A call of a forward operator of packed sequences."""
+    """Return a call of a forward operator on packed sequences."""
     operands, given = _packed(packet, heads, make)
     first = (*operands, *(() if "flash" in packet else (None,)), *given["starts"], *given["rest"])
     return Sample(str(heads), (*first, "flash" not in packet), {})
 
 
 def packed_backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
-    """A call of its gradient, of what ATen's own forward operator gives where ATen has it."""
+    """Return a call of the gradient of packed forward operator `packet`, on the results of ATen's if it has one."""
     sample = packed_forward(packet, heads, make)
     op = tritonite.overloads()[packet]
     out, logsumexp, *others = (getattr(torch.ops.aten, packet) if op.has_place else op)(*sample.args)
@@ -149,19 +147,19 @@ def packed_backward(packet: str, heads: Heads, make: Make, biased: bool = False)
 def calls(
     packet: str, dtype: torch.dtype, measure: str, quick: bool, interpreted: bool
 ) -> Iterator[tuple[str, Callable[[Make], Sample], int | None]]:
-    """Labels, calls and operations of one of the operators, forward or backward; decoding is forward alone."""
+    """Yield (label, call, flops) of an operator, forward or backward; decoding is forward only."""
     name = packet.removesuffix("_backward")
     make_call, times = (forward, 2) if name == packet else (backward, 5)
     if not name.startswith("_scaled_dot_product"):
         name = f"{name.removesuffix('_forward')}_forward"
         make_call, times = (packed_forward, 2) if name == packet else (packed_backward, 5)
-    every: tuple[Heads, ...] = OF_FLOATS if dtype is torch.float32 else OF_HALVES
+    every: tuple[Heads, ...] = FLOAT32 if dtype is torch.float32 else SIXTEEN_BIT
     decoding: tuple[Heads, ...] = () if dtype is torch.float32 else DECODING
     if interpreted or measure == "host":
         every, decoding = (INTERPRETED if interpreted else SMALL,), (FEW,)
     chosen = every[:: 3 if quick else 1]
     for heads in (*chosen, *decoding[:: 3 if quick else 1]) if name == packet else chosen:
-        if "efficient" in name and heads.heads != heads.shared:
+        if "efficient" in name and heads.heads != heads.kv_heads:
             continue
         for biased in (False, True) if name == EFFICIENT and not heads.causal and measure != "host" else (False,):
 

@@ -1,4 +1,4 @@
-"""What is measured: for every operator of the catalog its family's shapes, and calls worth a look besides."""
+"""The fixed benchmark cases: every operator with its family's shapes, and special calls of single operators."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POINTWISE: tuple[Shape, ...] = (
 )
 # Small, square, many rows, long rows, one row, short rows.
 ROWS: tuple[Shape, ...] = (SMALL, (4096, 4096), (65_536, 1024), (1024, 65_536), (1, 2**26), (2**20, 64))
-# The shapes of families that have their own; the others are pointwise.
+# Shapes of families and operators; all others take POINTWISE.
 SHAPES = dict.fromkeys(("normalization", "reduction", "scan", "softmax"), ROWS)
 # Images of the first and of the last layers of a residual network, and rows.
 SHAPES["batch_norm"] = (SMALL, (256, 64, 56, 56), (256, 512, 7, 7), (65_536, 1024))
@@ -57,20 +57,20 @@ DECODING = tuple(
     for rows in (1, 2, 4, 8, 16)
     for sizes in ((4096, 4096), (14_336, 4096), (4096, 14_336), (128_256, 4096))
 )
-# And of batches, vectors and groups, which have uneven shares of M.
+# Batches (B, M, N, K), matrix-vector products (M, K), and groups (G, M, N, K), which split M unevenly.
 SHAPES["matmul"] = PRODUCTS[2:5]
 SHAPES |= {"mm": PRODUCTS + DECODING, "_scaled_mm": (PRODUCTS[-1], *PRODUCTS[2:5])}
 SHAPES |= dict.fromkeys(("bmm", "baddbmm"), ((16, 1024, 1024, 1024), (128, 2048, 2048, 128), (128, 2048, 128, 2048)))
 SHAPES |= {"addbmm": ((16, 1024, 1024, 1024),), "_grouped_mm": ((64, 16_384, 4096, 4096), (64, 16_384, 1408, 2048))}
 SHAPES |= dict.fromkeys(("mv", "addmv", "addr"), ((8192, 8192), (128_256, 4096)))
 SHAPES |= dict.fromkeys(("dot", "vdot"), ((2**20,), (2**26,)))
-# Of layers: rows of hidden sizes 4096 and 2048, and of the inner size of a feed-forward layer.
+# (rows, width) of layers: hidden sizes 4096 and 2048, and the inner size of a feed-forward layer.
 FUSED: tuple[Shape, ...] = ((8192, 4096), (4096, 14_336), (16_384, 2048))
-# Tensors that are moved: small ones, and such as no cache holds.
+# Copies: small ones, and larger than any cache.
 SHAPES |= dict.fromkeys(("creation", "movement", "rearrangement"), (SMALL, (16, 8192), (8192, 8192)))
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
+# Operators of --quick: for each kind of arithmetic, layout and number of operands one that models run.
 QUICK = (
     "add",
     "mul",
@@ -93,11 +93,19 @@ QUICK_SHAPES = (SMALL, (16, 8192), (4096, 4096), (8192, 8192))
 
 @dataclass(frozen=True)
 class Case:
-    """A call to measure; `op` (the operator without overload), `label` and dtype name it in every report.
+    """A call to measure.
 
-    `operands` makes its tensor arguments from a function of shapes, or the whole call; `given` are further ones by
-    name, or functions that make them; `flops` is there only where arithmetic counts. Of a fused operator there is a
-    `pair`: what it and what ATen calls. A case that was drawn has a `number`.
+    Attributes:
+        op, label, dtype: the operator without overload, a name for the shapes, and the dtype; they identify the case in
+            every report.
+        overload: the overload called.
+        family: the operator's family.
+        operands: makes the tensor arguments, or the whole call, from a function that makes a tensor of a shape.
+        measure: "device", "graph" or "host".
+        given: further arguments by name, or functions that make them.
+        flops: floating-point operations; None for a memory-bound call.
+        pair: a fused operator and ATen's composition; None for an operator of ATen.
+        number: the number of a drawn case; None for a fixed case.
     """
 
     op: str
@@ -114,16 +122,16 @@ class Case:
 
     @property
     def packet(self) -> str:
-        """The name by which the operator is overridden, "" of one that is not."""
+        """Name by which the operator is overridden; "" for a fused operator."""
         return tritonite.overloads()[self.overload].packet if self.pair is None else ""
 
     @property
     def inplace(self) -> bool:
-        """Whether the call writes into its arguments."""
+        """Return whether the call writes into its arguments."""
         return self.pair is None and tritonite.overloads()[self.overload].inplace
 
     def sample(self) -> Sample:
-        """The call's arguments, freshly made. Raises NotImplementedError where the operator takes no such dtype."""
+        """Make the call's arguments. Raises NotImplementedError if the operator does not take the dtype."""
         make = values(self.dtype, tritonite.device, torch.Generator(tritonite.device).manual_seed(0))
         made = self.operands(make)
         if isinstance(made, Sample):
@@ -135,16 +143,16 @@ class Case:
         if sample is None:
             raise NotImplementedError(f"{self.op} takes no {self.dtype}")
         given = {name: value() if callable(value) else value for name, value in self.given.items()}
-        places = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
-        given |= {"tensors": list(made)} if "tensors" in places else {}
-        args = [given.get(name, sample.args[i]) for name, i in places.items()]
-        keywords = {name: value for name, value in given.items() if name not in places}
+        positional = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
+        given |= {"tensors": list(made)} if "tensors" in positional else {}
+        args = [given.get(name, sample.args[i]) for name, i in positional.items()]
+        keywords = {name: value for name, value in given.items() if name not in positional}
         return Sample(sample.label, tuple(args), {**sample.kwargs, **keywords})
 
 
 @dataclass(frozen=True)
 class Special:
-    """A call that its operator's family has no shape for: one line to declare."""
+    """A call that the shapes of its operator's family do not cover."""
 
     op: str
     label: str
@@ -167,7 +175,7 @@ SPECIAL: tuple[Special, ...] = (
 
 
 def _several(op: str, label: str, operands: Callable[[Make], Sequence[torch.Tensor]], **given: Any) -> Special:
-    """A call whose `given` arguments are not tensors."""
+    """Return a special call with further arguments that are not tensors."""
     return Special(op, label, operands, given)
 
 
@@ -175,17 +183,17 @@ def _label(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
-def _of_rows(M: int, N: int, K: int) -> Special:
-    """A product whose operands both lie in rows."""
+def _row_major(M: int, N: int, K: int) -> Special:
+    """Return a product whose operands are both row-major."""
     return Special("mm", f"{M}x{N}x{K} rows", lambda make: (make(M, K), make(K, N).mT), flops=2 * M * N * K)
 
 
 def _of_shape(op: str, *shape: int) -> Special:
-    """As the cases of the operator's family, of one more shape."""
+    """Return a case of an operator with one more shape."""
     return Special(op, _label(shape), lambda make: _alike(representative(op), shape)(make))
 
 
-SPECIAL += tuple(_of_rows(*shape) for shape in PRODUCTS)
+SPECIAL += tuple(_row_major(*shape) for shape in PRODUCTS)
 SPECIAL += (
     _several("clone", "transposed", lambda make: (make(8192, 8192).t(),), memory_format=torch.contiguous_format),
     _several("clone", "to channels last", lambda make: (make(64, 256, 64, 64),), memory_format=torch.channels_last),
@@ -210,7 +218,7 @@ SPECIAL += (
     _several("constant_pad_nd", "images", lambda make: (make(64, 64, 112, 112),), pad=[1, 1, 1, 1], value=0),
     _several("arange", "64 Mi", lambda make: (make(1),), end=2**26, start=0, step=1),
 )
-# Lists that models put together: halves and many columns, the cache of keys and a step's, halves turned around.
+# Concatenations of models: two tensors or many, a key cache and the keys of a step, the rotated half of a head.
 SPECIAL += tuple(
     _several("cat", label, operands, dim=dim)
     for label, dim, operands in (
@@ -218,7 +226,7 @@ SPECIAL += tuple(
         ("2 along rows", 0, lambda make: [make(4096, 8192) for _ in range(2)]),
         ("64 along rows", 0, lambda make: [make(128, 8192) for _ in range(64)]),
         ("64 along columns", 1, lambda make: [make(8192, 128) for _ in range(64)]),
-        # Parts of rows that begin at no 16 bytes.
+        # Pieces of rows that do not start at a multiple of 16 bytes.
         ("2 of odd widths", 1, lambda make: [make(8192, width) for width in (4095, 4097)]),
         ("64 of one odd width", 1, lambda make: [make(8192, 127) for _ in range(64)]),
         ("64 of odd widths", 1, lambda make: [make(8192, 128 + (-1) ** i) for i in range(64)]),
@@ -226,15 +234,15 @@ SPECIAL += tuple(
         ("rotary halves", 3, lambda make: make(8, 32, 2048, 128).chunk(2, -1)[::-1]),
     )
 )
-# The logits that a language model is trained on, and classes whose number 8 divides and 16 does not.
+# Training logits of a language model, and rows whose length is a multiple of 8 but not of 16.
 SPECIAL += tuple(_of_shape(op, 4096, 128_256) for op in ("_log_softmax", "_log_softmax_backward_data"))
 SPECIAL += tuple(_of_shape(op, 16_384, 1000) for op in ("_softmax", "native_layer_norm", "sum", "cumsum"))
-# Images whose channels lie next to each other, with float32 parameters, as autocast leaves them.
+# channels_last images with float32 parameters, as autocast leaves them.
 IMAGES = SHAPES["batch_norm"][1:3]
 
 
 def _images(op: str, shape: Shape) -> Special:
-    """An operator of batch normalisation on them."""
+    """Return a call of a batch normalisation operator on channels_last images."""
     return Special(
         *(op, f"{_label(shape)} channels_last"),
         lambda make: (make(*shape).to(memory_format=torch.channels_last), make(1).float()),
@@ -245,19 +253,19 @@ SPECIAL += tuple(
     _images(f"{kind}_batch_norm{suffix}", shape)
     for kind, suffix, shape in itertools.product(("native", "cudnn"), ("", "_backward"), IMAGES)
 )
-# The tensors of operators that do not take several of one shape.
+# Tensors of operators whose operands do not all have the case's shape.
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {}
 OPERANDS |= random.OPERANDS | sampling.OPERANDS
 for _name in ("nll_loss_forward", "nll_loss_backward"):
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[1]))
 for _name in ("nll_loss2d_forward", "nll_loss2d_backward"):
-    # One image: a class for each row, a point for each column.
+    # One image: rows are classes, columns are pixels.
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[0]))
 for _name in ("batch_norm_stats", "batch_norm_backward_elemt"):
     # Parameters are float32, as autocast leaves them.
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1).float())
 for _name in ("mm", "addmm", "_addmm_activation", "_int_mm", "_scaled_mm"):
-    # The second one is transposed, as a layer's weights are.
+    # The second operand is transposed, as a layer's weights are.
     OPERANDS[_name] = lambda make, shape: (make(shape[0], shape[2]), make(shape[1], shape[2]))
 for _name in ("bmm", "baddbmm", "addbmm"):
     OPERANDS[_name] = lambda make, shape: (make(*shape[:2], shape[3]), make(shape[0], *shape[2:]))
@@ -266,13 +274,13 @@ for _name in ("mv", "addmv"):
 OPERANDS["addr"] = lambda make, shape: (make(shape[0], 1), make(shape[1], 1))
 OPERANDS["_grouped_mm"] = lambda make, shape: (make(shape[1], shape[3]), make(shape[0], *shape[2:]))
 for _name in ("prod", "cumprod"):
-    # The products of others leave what their dtype can hold.
+    # Products of signs stay in the range of the dtype.
     OPERANDS[_name] = lambda make, shape: (make(*shape).sign(),)
 for _name in ("cudnn_batch_norm", "cudnn_batch_norm_backward"):
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1).float())
 for _name in ("cat", "stack", "_stack", "_chunk_cat"):
     OPERANDS[_name] = lambda make, shape: [make(*shape) for _ in range(2)]
-# Arguments that models give, where samples have others.
+# Arguments as models give them, in place of those of test samples.
 GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}, "dist": {"p": 2}, "renorm": {"p": 2}}
 for _name in (
     "native_batch_norm",
@@ -282,16 +290,16 @@ for _name in (
 ):
     GIVEN[_name] = {"training": True}
 GIVEN |= {"native_batch_norm_backward": {"train": True}, "batch_norm_backward": {"update": True}}
-# What ATen has on CPUs alone, but for its name.
+# Operators that ATen implements on CPUs only.
 ONLY_ON_CPUS = {"_batch_norm_no_update", *sorting.ONLY_ON_CPUS}
-# Which argument they take for its shape alone, or read one element of for each row.
+# Index of an argument whose elements are not read, or one for each row only.
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
 UNREAD |= dict.fromkeys(("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"), 0)
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1} | random.UNREAD
-# Whose results are matrices of rows.
+# Operators whose result has a square matrix for each row.
 SHAPES |= dict.fromkeys(("diag_embed", "diagonal_backward"), (SMALL, (16, 1024), (16, 4096)))
 SHAPES |= indexing.SHAPES | random.SHAPES | sampling.SHAPES | sorting.SHAPES
-# The gradient of an embedding of 16,384 tokens, of which some rows are asked for by many, by few, or by all alike.
+# Gradients of an embedding of 16,384 tokens: many tokens for each row, few, or the same row for all.
 SPECIAL += tuple(
     Special("embedding_dense_backward", f"{label} of 128256x4096", lambda make: (make(16_384, 4096),), given)
     for label, given in (
@@ -300,7 +308,7 @@ SPECIAL += tuple(
         ("one repeated", indexing.repeated(16_384, 1)),
     )
 )
-# Sums at few places, to each of which many rows or elements are added.
+# Scattered sums with few distinct indices, each with many rows or elements.
 SPECIAL += tuple(
     Special(op, f"{label} many repeated", operands)
     for op, label, operands in (
@@ -318,12 +326,12 @@ SPECIAL += (
     Special("index_select", "4096x4096 columns", lambda make: (make(4096, 4096),), {"dim": 1, **indexing.COLUMNS}),
     Special("index", "32000x4096 rows", lambda make: (make(32_000, 4096),), indexing.ROWS),
 )
-# The side of square products, in bfloat16.
+# Sides of square products, in bfloat16.
 SQUARES = tuple(range(512, 8192 + 1, 512))
 VECTOR_ADD = tuple(2**exponent for exponent in range(12, 28))
-# Lengths of 4,096 rows.
+# Lengths of softmax rows; there are 4,096 rows.
 SOFTMAX = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 10_240, 12_288, 12_672)
-# What everyone compares by: an overload, a dtype and shapes, which differ in the last size.
+# The usual comparisons of kernel libraries: an overload, a dtype, and shapes that differ in the last size.
 CLASSICS: dict[str, tuple[str, torch.dtype, list[Shape]]] = {
     "vector add": ("add.Tensor", torch.float32, [(n,) for n in VECTOR_ADD]),
     "softmax": ("_softmax", torch.float32, [(4096, n) for n in SOFTMAX]),
@@ -332,13 +340,13 @@ CLASSICS: dict[str, tuple[str, torch.dtype, list[Shape]]] = {
 
 
 def representative(packet: str) -> Op:
-    """The overload that stands for an operator: functional where there is one, of most tensors."""
+    """Return the overload that stands for an operator: functional if there is one, with the most tensors."""
     ops = [op for op in tritonite.overloads().values() if op.packet == packet]
     return max(ops, key=lambda op: (not op.out_names, not op.inplace, sum(op.takes_tensors), op.overload))
 
 
 def _alike(op: Op, shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
-    """The operator's tensors: as many of the shape as it reads, unless OPERANDS says otherwise."""
+    """Return what makes the operator's tensors: as OPERANDS says, else one of `shape` for each that it reads."""
     if op.packet in OPERANDS:
         return lambda make: OPERANDS[op.packet](make, shape)
     count = max(1, sum(op.takes_tensors) - len(op.out_names))
@@ -346,16 +354,19 @@ def _alike(op: Op, shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
 
 
 def matches(patterns: Sequence[str] | None, name: str) -> bool:
-    """Whether one of the globs is the name's; None are everyone's."""
+    """Return whether one of the globs matches; None matches every name."""
     return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def cases(
     quick: bool = False, measures: Sequence[str] = ("device", "host"), ops: Sequence[str] | None = None
 ) -> Iterator[Case]:
-    """All cases, operator by operator, of each dtype that the operator takes, or those of `ops`, which may be globs.
+    """Yield the fixed cases, operator by operator, in each dtype of DTYPES that the operator takes.
 
-    `quick` takes fewer shapes, and where no `ops` are named fewer operators.
+    Args:
+        quick: fewer shapes, and fewer operators unless `ops` names them.
+        measures: what to measure, of "device", "graph" and "host".
+        ops: names or globs of operators; None for all.
     """
     interpreted = tritonite.backend.interpreted
     ops = QUICK if quick and ops is None else ops
@@ -366,7 +377,7 @@ def cases(
         if tritonite.device == "cuda" and packet in ONLY_ON_CPUS:
             continue
         if op.out_names or not op.schema.returns or "Tensor" not in str(op.schema.returns[0].type):
-            # A part of another operator, or one that waits for the device.
+            # It has no result tensor: a step of another operator, or one that waits for the device.
             continue
         if op.family == "attention":
             yield from _attention_cases(op, quick, measures)
@@ -411,9 +422,9 @@ def chosen(
     labels: Sequence[str] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> list[Case]:
-    """Those of the cases whose family, label and dtype are among these; the first two may be globs, None are all.
+    """Return the fixed cases that match families, labels (both may be globs) and dtypes; None matches all.
 
-    In every process of a machine they are the same, in the same order.
+    Every process of a machine gets the same cases in the same order.
     """
     return [
         case
@@ -422,22 +433,22 @@ def chosen(
     ]
 
 
-def of_part(which: Callable[[], Sequence[Case]], index: int, parts: int) -> list[Case]:
-    """Of all cases that `which` finds those of one of so many parts, by operator, and drawn ones by number.
+def shard(which: Callable[[], Sequence[Case]], index: int, shards: int) -> list[Case]:
+    """Return shard `index` of the cases that `which` returns: fixed cases by operator, drawn cases by number.
 
-    An operator's cases share kernels, which one process compiles once.
+    An operator's cases stay together, because they share kernels, which one process compiles once.
     """
     operators: dict[str, int] = {}
-    found = []
+    own = []
     for case in which():
-        place = operators.setdefault(case.op, len(operators)) if case.number is None else case.number
-        if place % parts == index:
-            found.append(case)
-    return found
+        turn = operators.setdefault(case.op, len(operators)) if case.number is None else case.number
+        if turn % shards == index:
+            own.append(case)
+    return own
 
 
 def _attention_cases(op: Op, quick: bool, measures: Sequence[str]) -> Iterator[Case]:
-    """Those of models, whose operands no common shape tells of."""
+    """Yield an attention operator's cases, whose operands have shapes of their own."""
     interpreted = tritonite.backend.interpreted
     for dtype, measure in itertools.product(dtypes_of(op), measures):
         if measure == "host" and interpreted:
@@ -447,7 +458,7 @@ def _attention_cases(op: Op, quick: bool, measures: Sequence[str]) -> Iterator[C
 
 
 def _fused_cases(quick: bool, measures: Sequence[str], ops: Sequence[str] | None) -> Iterator[Case]:
-    """Fused operators beside ATen's compositions."""
+    """Yield the cases of fused operators and ATen's compositions."""
     interpreted = tritonite.backend.interpreted
     for (name, pair), dtype in itertools.product(PAIRS.items(), DTYPES):
         for measure in measures if matches(ops, name) else ():
@@ -466,14 +477,14 @@ def _of_pair(pair: Pair, shape: Shape, make: Make) -> Sequence[torch.Tensor]:
 
 
 def _usual(packet: str, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
-    """Arguments that models give, for a shape."""
+    """Return arguments of a case by name, as models give them."""
     own = indexing.given(packet, shape, dtype) | random.given(packet, shape, dtype) | sampling.given(packet, shape)
     own |= sorting.given(packet, shape, dtype)
     return {**GIVEN.get(packet, {}), **own}
 
 
 def _shapes(op: Op) -> tuple[tuple[Shape, ...], Shape]:
-    """The operator's shapes, and a small one."""
+    """Return the operator's shapes, and a small shape for host time."""
     shapes = SHAPES.get(op.packet) or SHAPES.get(op.family, POINTWISE)
     small = tuple([64] * len(shapes[0])) if op.family == "matmul" else SMALL
     if not tritonite.backend.interpreted:
@@ -482,34 +493,34 @@ def _shapes(op: Op) -> tuple[tuple[Shape, ...], Shape]:
 
 
 def _flops(op: Op, shape: Shape) -> int | None:
-    """Of a product of matrices; groups have shares of one."""
+    """Return the flops of a matrix product, else None; the groups of `_grouped_mm` together make one product."""
     if op.family != "matmul" or op.packet == "addr":
         return None
     return 2 * math.prod(shape[1:] if op.packet == "_grouped_mm" else shape)
 
 
 def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Labels and arguments for an operator along the first dimension, and over all where it takes several."""
+    """Yield (label, arguments) for an operator along the first dimension, and over all if it takes several."""
     kind = next((str(argument.type) for argument in op.schema.arguments if argument.name == "dim"), "")
     if op.family not in SHAPES or op.family in indexing.FAMILIES or not kind:
         return
     if shape[0] > 1:
         yield "dim 0", {"dim": [0] if "List" in kind else 0}
-    # All dimensions of one shape are those of any other.
+    # One shape is enough: a reduction over all dimensions only depends on the number of elements.
     several = op.family == "reduction" and ("List" in kind or kind.startswith("Optional"))
     if shape in (ROWS[1], INTERPRETED[0]) and several:
         yield "all", {"dim": list(range(len(shape))) if "List" in kind else None}
 
 
 def dtypes_of(op: Op) -> list[torch.dtype]:
-    """Those of DTYPES that an operator takes, or another of one that takes none."""
-    found = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
+    """Return the DTYPES that an operator takes, or one other dtype if it takes none of them."""
+    usual = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
     others = (torch.int32, torch.bool, torch.int8, torch.float8_e4m3fn, torch.complex64)
-    return found or [next(dtype for dtype in others if dtype in op.declaration.accepts)]
+    return usual or [next(dtype for dtype in others if dtype in op.declaration.accepts)]
 
 
 def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor | None]) -> int:
-    """What a call has to read and write at least: every element of its tensors once, repeated ones not again."""
+    """Return the bytes a call has to read and write: every element in memory once, broadcast elements once."""
     read = [value for i, value in enumerate(sample.args) if i != UNREAD.get(op)]
     if op in indexing.GATHERED:
         read[0] = results[0]
@@ -518,7 +529,7 @@ def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor | None])
 
 
 def own_elements(tensor: torch.Tensor) -> int:
-    """Those of a tensor, repeated ones not again."""
+    """Return the number of elements in memory, counting broadcast elements once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else 1

@@ -1,4 +1,4 @@
-"""A run's charts."""
+"""Charts of a benchmark run, by matplotlib."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tritonite.bench.results import REFERENCE, Result, Run, readable
 
 INTERPRETED = "Triton's interpreter on a CPU: not a GPU's times"
 NAMES = {REFERENCE: "ATen", "tritonite": "Tritonite", "compile": "torch.compile"}
-# Grey for ATen, then Okabe and Ito's colours, which people who see few colours tell apart too.
+# Grey for ATen, then the colours of Okabe and Ito, which colour-blind readers can distinguish.
 PALETTE = ("#6b7280", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00")
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), "#1f2937"),
@@ -30,15 +30,15 @@ STYLE: dict[Any, Any] = {
 }
 MOST_BARS = 40
 MOST_PANELS = 6
-# Of an axis of powers of 2, across a figure and across a panel.
+# Most ticks of an axis of powers of 2, across a figure and across a panel.
 MOST_TICKS, FEW_TICKS = 7, 4
 UNITS = ((2**30, "G"), (2**20, "M"), (2**10, "K"))
-# By row, then by provider.
+# Values by row of a chart, then by provider.
 Values = dict[str, dict[str, list[float]]]
 
 
 def draw(run: Run) -> dict[str, Figure]:
-    """Charts by name; one that the run has no data for is left out."""
+    """Return charts by name, without those that the run has no data for."""
     device = [result for result in run.results if result.measure == "device" and result.times]
     classics: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in device:
@@ -58,7 +58,7 @@ def draw(run: Run) -> dict[str, Figure]:
 
 
 def save(run: Run, folder: Path) -> list[Path]:
-    """Write every chart as a PNG file into the folder, which is made if need be."""
+    """Write every chart as a PNG file into the folder, created if missing, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     charts = {folder / f"{name}.png": chart for name, chart in draw(run).items()}
     for path, chart in charts.items():
@@ -67,7 +67,7 @@ def save(run: Run, folder: Path) -> list[Path]:
 
 
 def _figure(run: Run, title: str, height: float) -> Figure:
-    """Height in inches; 7.6 wide."""
+    """Return an empty figure of 7.6 inches by `height`, with a title."""
     note = f"\n{INTERPRETED}" if run.machine.interpreted else ""
     figure = Figure(figsize=(7.6, height + 0.2 * bool(note)), layout="constrained")
     figure.suptitle(f"{title}, {run.machine.device}{note}", x=0.01, horizontalalignment="left")
@@ -80,7 +80,7 @@ def _look(run: Run, provider: str) -> dict[str, Any]:
 
 
 def _legend(figure: Figure) -> Figure:
-    """Below the axes, an entry for each label, however many of them use it."""
+    """Add a legend below the axes, with one entry a label, and return the figure."""
     entries = [axes.get_legend_handles_labels() for axes in figure.axes]
     found = {label: handle for handles, labels in entries for handle, label in zip(handles, labels, strict=True)}
     figure.legend(list(found.values()), list(found), loc="outside lower left", ncols=5)
@@ -88,16 +88,16 @@ def _legend(figure: Figure) -> Figure:
 
 
 def _rows(run: Run, axes: Axes, values: Values) -> list[tuple[str, float, list[float], dict[str, Any]]]:
-    """A row for each key of the values, a line in it a provider: (key, height, values, look) of each line."""
+    """Set up a row for each key, and return (key, y, values, style) for each provider in each row."""
     axes.set_yticks(range(len(values)), list(values))
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     providers = _providers(run, values)
     pitch = 0.8 / len(providers)
     return [
-        (key, row + (place - (len(providers) - 1) / 2) * pitch, values[key][provider], _look(run, provider))
+        (key, row + (line - (len(providers) - 1) / 2) * pitch, values[key][provider], _look(run, provider))
         for row, key in enumerate(values)
-        for place, provider in enumerate(providers)
+        for line, provider in enumerate(providers)
         if provider in values[key]
     ]
 
@@ -107,15 +107,15 @@ def _providers(run: Run, values: Values) -> list[str]:
 
 
 def _families(run: Run, title: str, values: Values, form: Callable[[float], str], line: float) -> Figure:
-    """A row a family: its values as dots, their geometric mean as a diamond, and in figures to the right."""
+    """Draw a row a family: values as dots, their geometric mean as a diamond and, to the right, as a number."""
     count = len(_providers(run, values))
     figure = _figure(run, title, 1.3 + len(values) * (0.16 + 0.2 * count))
     axes = figure.add_subplot()
     for _, middle, found, look in _rows(run, axes, values):
-        # Spread by the golden ratio: even, and the same in every drawing.
-        places = [middle + (place * 0.618 % 1 - 0.5) * 0.5 / count for place in range(len(found))]
+        # Jitter by the golden ratio: even, and the same in every drawing.
+        heights = [middle + (i * 0.618 % 1 - 0.5) * 0.5 / count for i in range(len(found))]
         colour = look["color"]
-        axes.scatter(found, places, s=12, alpha=0.3, linewidths=0, color=colour, rasterized=len(found) > 500)
+        axes.scatter(found, heights, s=12, alpha=0.3, linewidths=0, color=colour, rasterized=len(found) > 500)
         mean = statistics.geometric_mean(found)
         axes.plot(mean, middle, "D", markersize=7, markeredgecolor="white", **look)
         right, text = axes.get_yaxis_transform(), form(mean)
@@ -182,7 +182,10 @@ def _host(run: Run) -> Figure | None:
 
 
 def _scaling(run: Run, device: list[Result]) -> Figure | None:
-    """A panel an operator, in its most measured dtype: those with the most sizes, one of every family first."""
+    """Draw throughput against size, a panel an operator, in the dtype with the most sizes.
+
+    Operators with the most sizes come first, one of every family before the next.
+    """
     curves: dict[tuple[str, str], dict[int, Result]] = defaultdict(dict)
     for result in device:
         curves[result.op, result.dtype].setdefault(result.elements, result)
@@ -197,9 +200,9 @@ def _scaling(run: Run, device: list[Result]) -> Figure | None:
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = _figure(run, "Throughput against size", 1.1 + 2 * rows)
-    for place, curve in enumerate(panels, 1):
+    for panel, curve in enumerate(panels, 1):
         first = next(iter(curve.values()))
-        axes = figure.add_subplot(rows, columns, place, title=f"{first.op}\n{first.dtype}")
+        axes = figure.add_subplot(rows, columns, panel, title=f"{first.op}\n{first.dtype}")
         _rates(run, axes, curve, (REFERENCE, "tritonite"), "elements", FEW_TICKS)
     return _legend(figure)
 
@@ -214,7 +217,7 @@ def _classic(run: Run, op: str, dtype: str, results: list[Result]) -> Figure:
 def _rates(
     run: Run, axes: Axes, curve: dict[int, Result], providers: Iterable[str], unit: str, ticks: int = MOST_TICKS
 ) -> None:
-    """Bytes a second, or flops where they count, and a line at what the machine can do where that was measured."""
+    """Draw GB/s, or TFLOP/s for products, against size, and a line at the machine's measured limit."""
     arithmetic = all(result.flops for result in curve.values())
     for provider in providers:
         points = sorted((x, result) for x, result in curve.items() if provider in result.times)

@@ -1,4 +1,4 @@
-"""A benchmark run on the terminal: a live table, what is left to do, and a summary."""
+"""Terminal output of a benchmark run: a live table with progress, and summaries."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tritonite.bench.run import Check
 from tritonite.errors import ATEN_IS_FASTER
 
 _LAST = 20
-# Seconds after which what there is is saved, for a run that is killed.
+# Seconds between saves of partial results, in case the run is killed.
 _SAVED_EVERY = 30.0
 
 
 def checking(console: Console, found: Iterator[tuple[int, Check | None]], total: int) -> list[Check | None]:
-    """What was found of every case, in the cases' order, with a bar while they are checked."""
+    """Collect checks in the order of cases, with a progress bar meanwhile."""
     checks: list[Check | None] = [None] * total
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("checking", total=total)
-        for place, check in found:
-            checks[place] = check
+        for index, check in found:
+            checks[index] = check
             progress.advance(task)
     return checks
 
@@ -43,9 +43,11 @@ def follow(
     providers: Sequence[str],
     json: Path | None = None,
 ) -> Run:
-    """Show results as they come, `total` of them where that is known. Ctrl-C ends the run early and keeps them.
+    """Show results as they come and return them as a Run. Ctrl-C ends the run early and keeps its results.
 
-    Those of a long run are in `json` while it lasts, as if it had been interrupted.
+    Args:
+        total: number of results, if known.
+        json: file for partial results while the run lasts, marked as interrupted.
     """
     run = Run(machine, interrupted=True)
     saved = monotonic()
@@ -72,7 +74,7 @@ def follow(
 
 
 def table(run: Run, results: Sequence[Result], providers: Sequence[str]) -> Table:
-    """A row for each result: times in microseconds, speedups over ATen, the share of what the machine can do."""
+    """Return a table with a row a result: times in microseconds, speedups over ATen, share of the roofline."""
     shown = Table("operator", "case", "dtype", "measure", box=None)
     for name in providers:
         shown.add_column(f"{name} us", justify="right")
@@ -108,7 +110,7 @@ def _speedup(value: float | None) -> str:
 
 
 def summarise(console: Console, run: Run) -> None:
-    """Print the geometric means by family and measure, and every failure."""
+    """Print the geometric means by family and measure, the reasons of declines, and every failure."""
     machine = run.machine
     console.print(f"{machine.device}, {', '.join(f'{k} {v}' for k, v in machine.versions.items())}", highlight=False)
     if machine.interpreted:
@@ -118,9 +120,9 @@ def summarise(console: Console, run: Run) -> None:
     console.print(f"copy {readable(machine.copy_bandwidth / 1e12, 2)} TB/s", highlight=False)
     shown = Table("family", "measure", "cases", "provider", "geometric mean", "lowest", "of", box=None)
     for each in summaries(run):
-        place = f"{each.worst.op} {each.worst.label} {each.worst.dtype}"
+        worst_case = f"{each.worst.op} {each.worst.label} {each.worst.dtype}"
         means = _speedup(each.mean), _speedup(each.lowest)
-        shown.add_row(each.family, each.measure, str(each.cases), each.provider, *means, place)
+        shown.add_row(each.family, each.measure, str(each.cases), each.provider, *means, worst_case)
     if run.results:
         console.print(shown)
     _show_drawn(console, run)
@@ -138,7 +140,7 @@ def summarise(console: Console, run: Run) -> None:
 
 
 def _show_drawn(console: Console, run: Run) -> None:
-    """Print what cases that were drawn say together: percentiles, reasons of declines, the worst; nothing of others."""
+    """Print percentiles, reasons of declines and the worst of drawn cases, if there are any."""
     numbers = ("cases", "served", "minimum", "10 %", "median", "geometric mean")
     shown = Table("family", "dtype", *(Column(name, justify="right") for name in numbers), box=None)
     for each in percentiles(run):
@@ -155,7 +157,7 @@ def _show_drawn(console: Console, run: Run) -> None:
 
 
 def show_models(console: Console, models: Sequence[ModelResult]) -> None:
-    """Print the passes of models: tokens a second, milliseconds a pass, and the operators that make the difference."""
+    """Print models' passes: tokens a second, milliseconds a pass, and the operators whose times differ most."""
     for model in models:
         length = f"{model.tokens} tokens" + (f" after {model.context}" if model.context else "")
         console.print(f"{model.model} {model.phase}, {model.dtype}, batch {model.batch}, {length}", highlight=False)
@@ -173,7 +175,7 @@ def show_models(console: Console, models: Sequence[ModelResult]) -> None:
 
 
 def show_changes(console: Console, changes: Sequence[Change]) -> int:
-    """Print what changed between two runs beyond the noise. Returns how many cases got slower."""
+    """Print changes between two runs beyond the noise. Return the number of cases that got slower."""
     shown = Table("operator", "case", "dtype", "measure", "time", "noise", box=None)
     for change in changes:
         colour = "red" if change.ratio > 1 else "green"

@@ -1,4 +1,4 @@
-"""What families of cases are drawn with: sizes, layouts, and where a family registers."""
+"""Drawing random benchmark cases: ranges of sizes, layouts, and the registry of families."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tritonite.testing.samples import Sample
 
 @dataclass(frozen=True)
 class Sizes:
-    """What sizes are drawn from: pairs are the least and the largest, lists are what models have."""
+    """Ranges of drawn sizes: a pair is (least, largest), a longer tuple lists sizes of models."""
 
-    # Of a pointwise operator's result.
+    # Elements of a pointwise result.
     elements: tuple[int, int]
-    # Of reductions and the like: how many rows, how long, and how many elements at most.
+    # Reductions: number of rows, their length, and most elements in all.
     rows: tuple[int, int]
     lengths: tuple[int, int]
     most: int
-    # Of layers: positions of a batch, and features.
+    # Layers: tokens of a batch, and features.
     tokens: tuple[int, int]
     widths: tuple[int, ...]
-    # Of attention: sequences in a batch, positions of one, heads and features of a head.
+    # Attention: sequences of a batch, length of a sequence, heads, and head sizes.
     batches: tuple[int, int]
     positions: tuple[int, int]
     heads: tuple[int, ...]
     head_sizes: tuple[int, ...]
-    # Of images: channels and the length of a side.
+    # Images: channels, and the length of a side.
     channels: tuple[int, ...]
     sides: tuple[int, int]
     classes: tuple[int, ...]
@@ -59,7 +59,7 @@ OF_MODELS = Sizes(
     sides=(4, 256),
     classes=(10, 100, 1000, 21_841, 30_522, 32_000, 50_257, 128_256, 151_936),
 )
-# For the interpreter, which takes milliseconds for every program.
+# For the interpreter, which needs milliseconds for every program.
 TINY = Sizes(
     elements=(10, 600),
     rows=(1, 6),
@@ -78,7 +78,7 @@ TINY = Sizes(
 
 
 class Source(Random):
-    """Random numbers, the same for the same text; and what sizes are drawn from."""
+    """Random numbers seeded by a text, and the ranges of sizes."""
 
     def __init__(self, text: str, sizes: Sizes = TINY if tritonite.backend.interpreted else OF_MODELS) -> None:
         super().__init__(text)
@@ -87,7 +87,7 @@ class Source(Random):
 
 @dataclass(frozen=True)
 class Call:
-    """What a family draws: `op` is the name in reports, the others are as in a Case."""
+    """A drawn call: `op` is the name in reports; the other fields are as in Case."""
 
     op: str
     overload: str
@@ -101,7 +101,7 @@ FAMILIES: dict[str, Draw] = {}
 
 
 def family(name: str) -> Callable[[Draw], Draw]:
-    """Register a function that draws calls."""
+    """Register a function that draws the calls of a family."""
 
     def register(draw: Draw) -> Draw:
         FAMILIES[name] = draw
@@ -111,73 +111,73 @@ def family(name: str) -> Callable[[Draw], Draw]:
 
 
 def log_uniform(random: Source, bounds: tuple[int, int]) -> int:
-    """A size between two, both included, as likely small as large."""
+    """Draw a size between two bounds, both included, uniform in its logarithm."""
     low, high = bounds
     return min(high, max(low, round(math.exp(random.uniform(math.log(low), math.log(high))))))
 
 
 def named(random: Source, names: Sequence[str]) -> str:
-    """One of the names. When there are others besides, most draws are what they were."""
+    """Draw one of the names by rendezvous hashing, so that adding a name changes few draws."""
     draw = random.random()
     return max(names, key=lambda name: hashlib.blake2b(f"{draw} {name}".encode()).digest())
 
 
-def split(random: Source, total: int, parts: int) -> list[int]:
-    """So many sizes, 0 of them for none, whose product is about `total` and not larger."""
+def split(random: Source, total: int, count: int) -> list[int]:
+    """Draw `count` sizes whose product is about `total` and not larger."""
     sizes = []
-    for left in range(parts, 1, -1):
+    for left in range(count, 1, -1):
         size = min(total, max(1, round(total ** (random.uniform(0.4, 1.6) / left))))
         sizes.append(size)
         total //= size
     random.shuffle(sizes)
-    return [*sizes, total][:parts]
+    return [*sizes, total][:count]
 
 
 def width(random: Source) -> int:
-    """Of a model's layer, or, once in eight times, of one that 8 need not divide."""
-    found = random.choice(random.sizes.widths)
-    return found - random.randrange(1, 8) if random.random() < 0.125 else found
+    """Draw the width of a model's layer; once in eight times 1 to 7 less, so that alignment differs."""
+    usual = random.choice(random.sizes.widths)
+    return usual - random.randrange(1, 8) if random.random() < 0.125 else usual
 
 
 def tokens(random: Source) -> int:
-    """Any number of positions, or, half of the time, a multiple of a power of two near it."""
-    found = log_uniform(random, random.sizes.tokens)
-    unit = 2 ** (max(1, found.bit_length() - random.randrange(1, 4)) - 1)
-    return found // unit * unit if random.random() < 0.5 else found
+    """Draw a number of tokens; half of the time a multiple of a power of two."""
+    count = log_uniform(random, random.sizes.tokens)
+    unit = 2 ** (max(1, count.bit_length() - random.randrange(1, 4)) - 1)
+    return count // unit * unit if random.random() < 0.5 else count
 
 
 def permuted(shape: Sequence[int], order: Sequence[int]) -> Callable[[Make], torch.Tensor]:
-    """A tensor whose dimensions lie in memory in this order, the last next to each other."""
-    base, places = [shape[i] for i in order], [list(order).index(i) for i in range(len(order))]
-    return lambda make: make(*base).permute(places)
+    """Return what makes a tensor of `shape` whose dimensions are laid out in memory in this order, slowest first."""
+    base, inverse = [shape[i] for i in order], [list(order).index(i) for i in range(len(order))]
+    return lambda make: make(*base).permute(inverse)
 
 
 def sliced(shape: Sequence[int], begin: int, end: int, step: int = 1) -> Callable[[Make], torch.Tensor]:
-    """A part of a tensor's last dimension: so many elements lie before it, and after it."""
+    """Return what makes a slice of a wider tensor: `begin` and `end` elements lie before and after it in a row."""
     length = shape[-1] * step
     return lambda make: make(*shape[:-1], begin + length + end)[..., begin : begin + length : step]
 
 
 def laid(random: Source, shape: Sequence[int], plain: float = 0.6) -> Callable[[Make], torch.Tensor]:
-    """A tensor in a layout: contiguous with a likelihood of `plain`, or else permuted or a part of another."""
+    """Draw a layout: contiguous with probability `plain`, else permuted or a slice of a wider tensor."""
     order = list(range(len(shape)))
     if len(shape) == 0 or random.random() < plain:
         return permuted(shape, order)
-    kind = random.choice(("transposed", "permuted", "chunk", "part", "strided"))
+    kind = random.choice(("transposed", "permuted", "chunk", "sliced", "strided"))
     if kind == "transposed" and len(shape) > 1:
         return permuted(shape, [*order[:-2], order[-1], order[-2]])
     if kind == "permuted" and len(shape) > 1:
         random.shuffle(order)
         return permuted(shape, order)
     if kind == "chunk":
-        # One of three parts, as query, key and value are.
+        # One of three chunks, as query, key and value of a joint projection.
         before = random.randrange(3)
         return sliced(shape, before * shape[-1], (2 - before) * shape[-1])
     return sliced(shape, 0, 0, 2) if kind == "strided" else sliced(shape, random.randrange(4), random.randrange(4))
 
 
 def rows(random: Source, reduced: int | None = None) -> tuple[Shape, list[int]]:
-    """A shape of one to four dimensions, and which of them, `reduced` in number, are the rows' own."""
+    """Draw a shape of one to four dimensions and the dimensions to reduce, `reduced` of them if given."""
     sizes = random.sizes
     length = log_uniform(random, sizes.lengths)
     count = log_uniform(random, (sizes.rows[0], max(1, min(sizes.rows[1], sizes.most // length))))
@@ -190,5 +190,5 @@ def rows(random: Source, reduced: int | None = None) -> tuple[Shape, list[int]]:
 
 
 def exactly(arguments: Callable[[Make], Sequence[Any]], **keywords: Any) -> Callable[[Make], Sample]:
-    """All of a call's arguments, those by position from a function of what makes tensors."""
+    """Return what makes a whole call: positional arguments from `arguments`, and keywords."""
     return lambda make: Sample("", tuple(arguments(make)), keywords)

@@ -1,6 +1,6 @@
-"""Cases that nobody chose: operators, shapes, layouts and dtypes drawn from a seed, as a user's might be.
+"""Random benchmark cases: operators, shapes, layouts and dtypes drawn from a seed.
 
-A case depends on its family, the seed and its number alone, so each can be measured again by itself.
+A case depends only on its family, the seed and its number, so that each can be measured again alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tritonite.bench.cases import Case, dtypes_of, matches, own_elements
 from tritonite.bench.drawing import FAMILIES, Source
 from tritonite.testing.samples import Sample
 
-# A family adds itself when it is imported.
+# Families register when the module is imported.
 importlib.import_module("tritonite.bench.families")
-# A call that takes a GPU fewer seconds than this, by the bytes and the flops a second of a large one, is timed within a
-# CUDA graph: about as long as the host needs to queue a call.
+# A call of fewer seconds than this is timed within a CUDA graph, because the host needs about as long to queue a call.
+# The duration is estimated from the rates of a large GPU.
 _SHORT = 10e-6
 _BYTES_A_SECOND, _FLOPS_A_SECOND = 4e12, 4e14
 
@@ -35,10 +35,10 @@ def cases(
     labels: Sequence[str] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> list[Case]:
-    """The first `count` cases of each family, or those with these `numbers`, as far as they match the rest.
+    """Return the first `count` cases of each family, or those with `numbers`, that match the other arguments.
 
-    A case is measured as `measures` say; None are "device" for a call that is long enough, or else "graph". In every
-    process of a machine the cases are the same, in the same order.
+    Without `measures` a case is measured as "device", or as "graph" if it is short. Every process of a machine gets the
+    same cases in the same order.
     """
     return [
         case
@@ -51,7 +51,7 @@ def cases(
 
 
 def _cases(name: str, seed: int, number: int, measures: Sequence[str] | None) -> Iterator[Case]:
-    """One call in one dtype, by each measure."""
+    """Draw a call and its dtype, and yield a case for each measure."""
     random = Source(f"{seed} {name} {number}")
     call = FAMILIES[name](random)
     dtype = random.choice(dtypes_of(tritonite.overloads()[call.overload]))
@@ -66,22 +66,22 @@ def _cases(name: str, seed: int, number: int, measures: Sequence[str] | None) ->
 
 
 def _measure(arguments: Sequence[Any], flops: int | None) -> str:
-    """How the device's time of a call is found, by the least that the call may take."""
+    """Return "graph" for a call that is short on a large GPU, else "device"."""
     sizes = [own_elements(each) * each.dtype.itemsize for each in arguments if isinstance(each, torch.Tensor)]
-    # A result is about as large as the largest operand.
+    # The result counts as large as the largest operand.
     moved = sum(sizes) + max(sizes)
     short = max(moved / _BYTES_A_SECOND, (flops or 0) / _FLOPS_A_SECOND) < _SHORT
     return "graph" if short and tritonite.device == "cuda" else "device"
 
 
 def _label(arguments: Sequence[Any], given: dict[str, Any], dtype: torch.dtype) -> str:
-    """All of a call's arguments, those by name behind the others."""
-    found = [_described(value, dtype) for value in arguments if value is not None]
-    return ", ".join([*found, *(f"{name}={value}" for name, value in given.items())])
+    """Describe a call's arguments, positional ones first."""
+    positional = [_described(value, dtype) for value in arguments if value is not None]
+    return ", ".join([*positional, *(f"{name}={value}" for name, value in given.items())])
 
 
 def _described(value: Any, dtype: torch.dtype) -> str:
-    """Of a tensor its shape, its strides where it is not contiguous, and its dtype where it is another."""
+    """Describe a value; a tensor by shape, strides unless contiguous, and dtype unless the case's."""
     if not isinstance(value, torch.Tensor):
         return str(value).removeprefix("torch.")
     words = ["x".join(map(str, value.shape)) or "0-d"]

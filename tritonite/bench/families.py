@@ -1,4 +1,4 @@
-"""The families that cases are drawn from."""
+"""Families of random benchmark cases: each draws calls like those of models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tritonite.registry import Op
 
 
 def _matrix(random: Source, *shape: int) -> Callable[[Make], torch.Tensor]:
-    """The last two dimensions in rows or in columns; once in eight times as a part of something wider."""
+    """Draw a row-major or column-major matrix; once in eight times a slice of a wider one."""
     if random.random() < 0.125:
         return sliced(shape, 0, random.choice((1, 8, shape[-1])))
     order = list(range(len(shape)))
@@ -41,7 +41,7 @@ def _matrix(random: Source, *shape: int) -> Callable[[Make], torch.Tensor]:
 
 @family("products")
 def _products(random: Source) -> Call:
-    """Layers with and without a bias, products in all four orders, and those of attention's heads."""
+    """Draw linear layers with and without a bias, products in all four layouts, and products of attention heads."""
     kind = random.choice(("linear", "linear", "mm", "addmm", "bmm", "baddbmm"))
     if kind in ("bmm", "baddbmm"):
         return _of_heads(random, kind)
@@ -61,17 +61,17 @@ def _products(random: Source) -> Call:
 
 
 def _of_heads(random: Source, kind: str) -> Call:
-    """Scores of positions, or the sums of values that scores weigh; heads may lie next to one another."""
+    """Draw a batched product of attention: scores q k^T, or probabilities times values; heads may be interleaved."""
     sizes = random.sizes
     M, N = (log_uniform(random, sizes.positions) for _ in range(2))
     D = random.choice(sizes.head_sizes)
     N = M if random.random() < 0.5 else N
     most = max(1, sizes.most // (4 * max(M * N, M * D, N * D)))
     B = min(most, log_uniform(random, sizes.batches) * random.choice(sizes.heads))
-    beside = random.random() < 0.4
+    interleaved = random.random() < 0.4
 
     def heads(length: int) -> Callable[[Make], torch.Tensor]:
-        return permuted((B, length, D), (1, 0, 2) if beside else (0, 1, 2))
+        return permuted((B, length, D), (1, 0, 2) if interleaved else (0, 1, 2))
 
     flops = 2 * B * M * N * D
     if random.random() < 0.5:
@@ -87,7 +87,7 @@ def _of_heads(random: Source, kind: str) -> Call:
 
     if kind == "bmm":
         return Call("bmm", "bmm", exactly(pair), flops=flops)
-    # A mask for all heads, a bias of one row for each, or one for each product.
+    # A mask shared by all heads, a row of bias for each head, or a full addend.
     added = random.choice(((1, *result), (B, 1, result[1]), (B, *result)))
     scales = {"beta": random.choice((0.0, 1.0)), "alpha": random.choice((1.0, 0.125))}
     return Call("baddbmm", "baddbmm", exactly(lambda make: (make(*added), *pair(make)), **scales), flops=flops)
@@ -95,35 +95,35 @@ def _of_heads(random: Source, kind: str) -> Call:
 
 @family("attention")
 def _attention(random: Source) -> Call:
-    """Forward passes of the operators that the device has, of any length."""
+    """Draw a forward call of the device's attention operators."""
     sizes = random.sizes
     name = random.choice(sorted(op.packet for op in tritonite.overloads().values() if _is_attention(op)))
-    shared, length = random.choice(sizes.heads), log_uniform(random, sizes.positions)
+    kv_heads, length = random.choice(sizes.heads), log_uniform(random, sizes.positions)
     ratio = 1 if name == attention.EFFICIENT else random.choice((1, 1, 2, 4))
     size, causal = random.choice(sizes.head_sizes), random.random() < 0.5
-    most = max(1, sizes.most // (ratio * shared * length * max(length, size)))
+    most = max(1, sizes.most // (ratio * kv_heads * length * max(length, size)))
     batch = min(most, log_uniform(random, sizes.batches))
-    heads = attention.Heads(batch, ratio * shared, shared, length, size, causal)
+    heads = attention.Heads(batch, ratio * kv_heads, kv_heads, length, size, causal)
     return Call(name, name, lambda make: attention.forward(name, heads, make), flops=heads.flops)
 
 
 def _is_attention(op: Op) -> bool:
-    """Whether it is a forward operator of attention for this kind of device."""
+    """Return whether an operator is a forward operator of attention on this kind of device."""
     return op.packet.startswith("_scaled_dot_product") and op.has_place and not op.packet.endswith("_backward")
 
 
-# The families of the catalog whose operators are pointwise, but for gradients.
+# Families of pointwise operators.
 _POINTWISE = (
     *("activation", "arithmetic", "bessel", "bitwise", "comparison", "conditional", "elementary", "gamma"),
     *("polynomial", "probability", "rounding"),
 )
-# What models run most.
+# Pointwise operators that models run most.
 _USUAL = (
     *("add", "mul", "sub", "div", "gelu", "silu", "relu", "sigmoid", "tanh", "exp", "rsqrt", "sqrt", "pow", "where"),
     *("clamp", "masked_fill", "neg", "abs", "cos", "sin", "eq", "lt", "ge", "maximum", "minimum", "addcmul", "lerp"),
     *("reciprocal", "log", "softplus", "leaky_relu", "hardswish", "logical_and", "clamp_min"),
 )
-# Arguments that are often numbers; and an operator whose representative waits for the device, to read one.
+# Arguments that are often numbers, and an overload in place of a representative that reads a number from the device.
 _NUMBERS = {"pow": ["exponent"], "clamp": ["min", "max"], "clamp_min": ["min"]}
 _NUMBERS |= {name: ["other"] for name in ("add", "mul", "sub", "div", "eq", "lt", "ge")}
 _OF_NUMBERS = {"masked_fill": "masked_fill.Scalar"}
@@ -131,7 +131,7 @@ _OF_NUMBERS = {"masked_fill": "masked_fill.Scalar"}
 
 @functools.lru_cache(maxsize=1)
 def _pointwise_names() -> list[str]:
-    """Of functional operators with one result, but for glu, whose result has another shape."""
+    """Return the functional pointwise operators with one tensor result, except glu, whose result has another shape."""
     ops = {op.packet: representative(op.packet) for op in tritonite.overloads().values() if op.family in _POINTWISE}
     return sorted(
         name
@@ -144,14 +144,14 @@ def _pointwise_names() -> list[str]:
 
 @family("pointwise")
 def _pointwise(random: Source) -> Call:
-    """What models run, half of the time, or any other operator; of operands that broadcast, in any layout."""
+    """Draw a pointwise call on broadcast operands in any layouts; half of the time of a usual operator."""
     name = named(random, _USUAL if random.random() < 0.5 else _pointwise_names())
     op = tritonite.overloads()[_OF_NUMBERS[name]] if name in _OF_NUMBERS else representative(name)
     shape = _shape(random, log_uniform(random, random.sizes.elements))
     layouts = [laid(random, shape)]
     for _ in range(max(1, sum(op.takes_tensors)) - 1):
         like = random.choice((shape, shape, shape, shape[-1:], (*shape[:-1], 1), (1,)))
-        # As often as not an operand lies as the first one does.
+        # Half of the operands of the same shape have the first one's layout.
         alike = like == shape and random.random() < 0.5
         layouts.append(layouts[0] if alike else laid(random, like))
     given: dict[str, Any] = {}
@@ -162,7 +162,7 @@ def _pointwise(random: Source) -> Call:
 
 
 def _shape(random: Source, elements: int) -> Shape:
-    """One to four dimensions of about so many elements, the last of a model's width half of the time."""
+    """Draw a shape of one to four dimensions with about `elements` elements; often the last is a model's width."""
     dimensions = random.choice((1, 2, 2, 2, 3, 3, 4))
     last = width(random)
     if dimensions > 1 and last <= elements and random.random() < 0.5:
@@ -170,7 +170,7 @@ def _shape(random: Source, elements: int) -> Shape:
     return tuple(split(random, elements, dimensions))
 
 
-_SUMS = (
+_REDUCED = (
     *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean", "prod"),
     *("any", "all", "logsumexp", "linalg_vector_norm", "count_nonzero", "nansum"),
 )
@@ -178,8 +178,8 @@ _SUMS = (
 
 @family("reductions")
 def _reductions(random: Source) -> Call:
-    """Over any of the dimensions."""
-    name = named(random, _SUMS)
+    """Draw a reduction over any dimensions."""
+    name = named(random, _REDUCED)
     op = representative(name)
     several = "List" in next(str(argument.type) for argument in op.schema.arguments if argument.name == "dim")
     shape, dims = rows(random, None if several else 1)
@@ -192,7 +192,7 @@ def _reductions(random: Source) -> Call:
 
 
 def _rows_of(name: str, made: Callable[[Make], torch.Tensor]) -> Callable[[Make], Sequence[torch.Tensor]]:
-    """Of products the factors are signs: those of others leave what their dtype can hold."""
+    """Return what makes the operand; for products its signs, whose products stay in range."""
     return lambda make: [made(make).sign_() if "prod" in name else made(make)]
 
 
@@ -213,7 +213,14 @@ def _scans(random: Source) -> Call:
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm's input, and the parameters beside it: none, of its dtype, or `wide`, of float32."""
+    """A norm's input and parameters.
+
+    Attributes:
+        shape: the input's shape.
+        x: makes the input.
+        affine: whether there are weight and bias.
+        wide: parameters and statistics are float32, else the input's dtype.
+    """
 
     shape: Shape
     x: Callable[[Make], torch.Tensor]
@@ -228,7 +235,7 @@ class _Norm:
 
 
 def _layer(random: Source) -> _Norm:
-    """Rows of a layer's width, or of any length."""
+    """Draw rows of a layer's width, or of any length."""
     sizes = random.sizes
     length = width(random) if random.random() < 0.7 else log_uniform(random, sizes.lengths)
     count = log_uniform(random, (1, max(1, min(sizes.rows[1], sizes.most // (4 * length)))))
@@ -237,7 +244,7 @@ def _layer(random: Source) -> _Norm:
 
 
 def _image(random: Source, kind: str) -> _Norm:
-    """(N, C, H, W); batch normalisation also takes rows, channels last, and parameters of float32."""
+    """Draw (N, C, H, W) images; for batch_norm also rows, channels_last images, and float32 parameters."""
     sizes = random.sizes
     C, side = random.choice(sizes.channels), log_uniform(random, sizes.sides)
     other = side if random.random() < 0.7 else log_uniform(random, sizes.sides)
@@ -250,7 +257,7 @@ def _image(random: Source, kind: str) -> _Norm:
 
 
 def _groups(random: Source, norm: _Norm) -> tuple[int, int, int, int]:
-    """N, C, elements of a channel, and groups."""
+    """Return N, C, elements of a channel, and a drawn number of groups."""
     N, C = norm.shape[:2]
     groups = random.choice([groups for groups in (1, 8, 16, 32, 32, C) if C % groups == 0])
     return N, C, math.prod(norm.shape[2:]), groups
@@ -258,7 +265,7 @@ def _groups(random: Source, norm: _Norm) -> tuple[int, int, int, int]:
 
 @family("norms")
 def _norms(random: Source) -> Call:
-    """The forward pass."""
+    """Draw the forward pass of a norm."""
     kind = random.choice(("layer_norm", "layer_norm", "rms_norm", "rms_norm", "group_norm", "batch_norm"))
     if kind in ("layer_norm", "rms_norm"):
         layer, bias = _layer(random), random.random() < 0.8
@@ -289,7 +296,7 @@ _LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_wit
 
 @family("losses")
 def _losses(random: Source) -> Call:
-    """Of elements, by mean, sum or none; and of classes."""
+    """Draw an elementwise loss or nll_loss, with any reduction."""
     name = random.choice((*_LOSSES, "nll_loss", "nll_loss"))
     reduction = random.choice((1, 1, 2, 0))
     if name != "nll_loss":
@@ -301,7 +308,7 @@ def _losses(random: Source) -> Call:
 
 
 def _classes(random: Source) -> tuple[Callable[[Make], torch.Tensor], Callable[[Make], torch.Tensor], int]:
-    """Rows of classes, a label for each, and how many."""
+    """Draw what makes (rows, classes) and a label for each row, and the number of rows."""
     sizes = random.sizes
     classes = random.choice(sizes.classes)
     count = min(tokens(random), max(1, sizes.most // (2 * classes)))
@@ -312,7 +319,7 @@ def _classes(random: Source) -> tuple[Callable[[Make], torch.Tensor], Callable[[
     return permuted((count, classes), (0, 1)), labels, count
 
 
-# Gradients of activations, with as many operands of one shape as they take.
+# Activations whose gradients are drawn.
 _ACTIVATIONS = (
     *("gelu", "silu", "threshold", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu", "elu", "softplus"),
     *("hardtanh", "logit", "hardshrink", "softshrink", "log_sigmoid"),

@@ -1,4 +1,4 @@
-"""Fused operators, and what ATen needs several kernels for: the same functions of the same tensors."""
+"""Benchmark cases of fused operators, each with ATen's composition of the same function."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ Make = Callable[..., torch.Tensor]
 Shape = tuple[int, ...]
 aten, library = torch.ops.aten, torch.ops.tritonite
 functional = torch.nn.functional
-# Elements of a head, and heads of query for one of key.
+# Head size, and query heads for each key head.
 _HEAD, _GROUP = 128, 4
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A fused operator and ATen's composition, of tensors made of a function of shapes and a shape of rows.
+    """A fused operator and ATen's composition of the same function.
 
-    `shapes` are those it has of its own, and the ones to measure the host and in the interpreter.
+    Attributes:
+        composition: the function in ATen's operators.
+        fused: the fused operator.
+        operands: makes the tensors, from a function of shapes and the case's shape.
+        shapes: (device shapes, host shape, interpreter shape) in place of the family's; None for those.
     """
 
     composition: Callable[..., Any]
@@ -81,7 +85,7 @@ def _fused_gated_backward(backward, grad, x):
 
 
 def _rotary(query, key, cos, sin):
-    """As models on Hugging Face write it."""
+    """Rotate query and key as models on Hugging Face do."""
     cos, sin = (torch.cat((each, each), -1).unsqueeze(-2) for each in (cos, sin))
     turned = []
     for x in (query, key):
@@ -91,7 +95,7 @@ def _rotary(query, key, cos, sin):
 
 
 def _heads(make: Make, shape: Shape) -> list[torch.Tensor]:
-    """Query and key of rows of such a width, and cos and sin of a sequence of them."""
+    """Return query, key, cos and sin for `shape` = (rows, width)."""
     rows, width = shape
     size = min(_HEAD, width)
     heads = max(1, width // size)
@@ -100,9 +104,9 @@ def _heads(make: Make, shape: Shape) -> list[torch.Tensor]:
 
 
 def _statistics(make: Make, rows: int, count: int) -> list[torch.Tensor]:
-    """Of rows, as ATen's forward operators leave them."""
-    found = [make(rows, 1).abs_().add_(0.5) for _ in range(count)]
-    return [each.to(statistics_dtype(each, each.dtype)) for each in found]
+    """Return `count` tensors (rows, 1) in the dtype in which ATen's forward norms return statistics."""
+    statistics = [make(rows, 1).abs_().add_(0.5) for _ in range(count)]
+    return [each.to(statistics_dtype(each, each.dtype)) for each in statistics]
 
 
 def _norm_gradients(parameters: int, make: Make, shape: Shape) -> list[torch.Tensor]:
@@ -110,9 +114,9 @@ def _norm_gradients(parameters: int, make: Make, shape: Shape) -> list[torch.Ten
     return [*rows, *_statistics(make, shape[0], parameters), *(make(shape[1]) for _ in range(parameters))]
 
 
-# Of decoding: sequences, heads, heads of key and value, keys of each, elements of a head, tokens in a block.
+# (sequences, heads, kv_heads, keys a sequence, head_dim, tokens a page) of decoding.
 _PAGED = tuple(
-    (heads.batch, heads.heads, heads.shared, heads.length, heads.size, page)
+    (heads.batch, heads.heads, heads.kv_heads, heads.length, heads.head_dim, page)
     for heads in attention.DECODING
     if heads.queries == 1
     for page in (16, 256)
@@ -120,16 +124,16 @@ _PAGED = tuple(
 
 
 def _paged(make: Make, shape: Shape) -> list[torch.Tensor]:
-    """One token of each sequence, whose blocks lie one after the other, so that they are a plain cache as well."""
-    sequences, heads, shared, length, size, page = shape
+    """Return query, caches, page table and lengths. Pages are in order, so that the caches are plain ones as well."""
+    sequences, heads, kv_heads, length, size, page = shape
     blocks = length // page
-    query, caches = make(sequences, heads, size), [make(sequences * blocks, page, shared, size) for _ in range(2)]
+    query, caches = make(sequences, heads, size), [make(sequences * blocks, page, kv_heads, size) for _ in range(2)]
     table = torch.arange(sequences * blocks, dtype=torch.int32, device=query.device).view(sequences, blocks)
     return [query, *caches, table, torch.full((sequences,), length, dtype=torch.int32, device=query.device)]
 
 
 def _over_plain_caches(query, key_cache, value_cache, table, lengths):
-    """Decoding over the same memory, as (sequences, heads, keys, elements)."""
+    """Attend to the caches' memory viewed as (sequences, heads, keys, head_dim)."""
     plain = [each.view(len(table), -1, *each.shape[2:]).transpose(1, 2) for each in (key_cache, value_cache)]
     return functional.scaled_dot_product_attention(query.unsqueeze(2), *plain, enable_gqa=True).squeeze(2)
 

@@ -1,4 +1,4 @@
-"""What is measured of indexing: tables of models, and how many of their rows or elements an index tells of."""
+"""Benchmark cases of indexing: embedding tables of models, and indices into their rows or elements."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import tritonite
 from tritonite.testing.samples import Sample
 
 Shape = tuple[int, ...]
-# Of a case's arguments what is made when it runs.
+# Arguments by name, made when the case runs.
 Given = dict[str, Callable[[], Any]]
 
 _TABLES = ((32_000, 4096), (128_256, 4096))
-# The places that many rows or elements are added to.
-_DIFFERENT = 100
+# Number of distinct indices where many rows or elements are added to few.
+_DISTINCT = 100
 _SQUARE = ((4096, 4096),)
 SHAPES: dict[str, tuple[Shape, ...]] = dict.fromkeys(
     ("gather", "take", "index", "scatter", "scatter_add", "nonzero", "masked_select", "masked_scatter"), _SQUARE
 )
 SHAPES |= dict.fromkeys(("embedding", "index_select", "index_add", "index_copy", "index_put"), _TABLES)
-# A permutation of 16,384 tokens, as experts get them.
+# A permutation of 16,384 tokens, as in a mixture of experts.
 SHAPES["index_select"] += ((16_384, 4096),)
 SHAPES["embedding_dense_backward"] = ((16_384, 4096),)
 SHAPES["repeat_interleave"] = ((2**20,),)
-# Whose index fits one dimension.
+# Families whose index fits one dimension only.
 FAMILIES = {"embedding", "indexing", "scatter"}
-# What is read of a table are as many elements as there are of the result.
+# Operators that read as many elements of their first argument as the result has.
 GATHERED = {"embedding", "gather", "index", "_unsafe_index", "index_select", "take"}
 
 
@@ -51,7 +51,7 @@ def _values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def given(packet: str, shape: Shape, dtype: torch.dtype) -> Given:
-    """The arguments of a case that samples have in another size."""
+    """Return arguments, by name, in place of those of test samples, whose sizes differ."""
     rows = _rows(shape)
     columns = shape[-1]
 
@@ -94,7 +94,7 @@ def given(packet: str, shape: Shape, dtype: torch.dtype) -> Given:
 
 
 def repeated(rows: int, different: int) -> Given:
-    """The gradient of an embedding of which few or many rows have been asked for."""
+    """Return arguments of an embedding's gradient in which `rows` tokens have `different` distinct indices."""
     return {
         "indices": lambda: _ids(different, rows),
         "num_weights": lambda: 128_256,
@@ -103,24 +103,24 @@ def repeated(rows: int, different: int) -> Given:
 
 
 def _addends(make: Callable[..., torch.Tensor], rows: int, added: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeros, and ones to add: sums that half types hold, whatever the order."""
+    """Return zeros (rows, 4096), and zeros and ones (added, 4096) whose sums fp16 and bf16 hold in any order."""
     zeros = make(rows, 4096).zero_()
     return zeros, _ids(2, added, 4096).to(zeros.dtype)
 
 
 def added_rows(make: Callable[..., torch.Tensor]) -> Sample:
     x, source = _addends(make, 32_000, 16_384)
-    return Sample("", (x, 0, _ids(_DIFFERENT, 16_384), source), {})
+    return Sample("", (x, 0, _ids(_DISTINCT, 16_384), source), {})
 
 
 def put_rows(make: Callable[..., torch.Tensor]) -> Sample:
     x, values = _addends(make, 32_000, 16_384)
-    return Sample("", (x, [_ids(_DIFFERENT, 16_384)], values, True), {})
+    return Sample("", (x, [_ids(_DISTINCT, 16_384)], values, True), {})
 
 
 def scattered(make: Callable[..., torch.Tensor]) -> Sample:
     x, source = _addends(make, 4096, 4096)
-    return Sample("", (x, 1, _ids(_DIFFERENT, 4096, 4096), source), {})
+    return Sample("", (x, 1, _ids(_DISTINCT, 4096, 4096), source), {})
 
 
 COLUMNS: Given = {"index": lambda: _ids(4096, 4096)}

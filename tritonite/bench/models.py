@@ -1,4 +1,4 @@
-"""Whole models: passes checked against ATen's, then timed for every provider, and what their operators cost."""
+"""Whole models: forward passes checked against ATen's, timed for every provider, and profiled by operator."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tritonite.demo import minilm_folder
 from tritonite.errors import TritoniteError, WrongAnswer
 from tritonite.report.report import profiler
 
-# Whose operators are listed side by side.
+# The two providers whose operators are compared.
 COMPARED = (timing.ATEN.name, timing.TRITONITE.name)
-# Of a provider's results to ATen's: float32 shows wrong kernels only, half types their rounding in every layer too.
+# Least similarity to ATen's results. In fp16 and bf16 the rounding of every layer adds to the difference.
 MINIMUM_SIMILARITY = {torch.float32: 0.999, torch.float16: 0.99, torch.bfloat16: 0.99}
 _PASSES = 3
 _LISTED_OPERATORS = 12
@@ -30,10 +30,14 @@ _LISTED_OPERATORS = 12
 
 @dataclass(frozen=True)
 class Phase:
-    """A pass of a model over `tokens` tokens of every sequence, after `context` others.
+    """A forward pass of a model.
 
-    `forward` returns hidden states or logits, (batch, positions, width). `restore` undoes what it left behind, so that
-    every pass sees the same.
+    Attributes:
+        name: "prefill", "decode" or "forward".
+        tokens: tokens of every sequence in the pass.
+        forward: returns hidden states or logits, (batch, positions, width).
+        restore: undoes the pass's side effects, so that every pass starts in the same state.
+        context: tokens of every sequence before the pass.
     """
 
     name: str
@@ -44,12 +48,12 @@ class Phase:
 
 
 def _bert(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
-    """MiniLM-L6-v2, with its pretrained weights where the package that carries them is installed."""
+    """MiniLM-L6-v2, with pretrained weights if their package is installed."""
     from transformers import BertConfig, BertModel
 
     longest, length = 512, tokens.shape[1] - 1
     if length > longest:
-        raise TritoniteError(message=f"bert takes {longest} tokens at most, not {length}")
+        raise TritoniteError(message=f"bert takes at most {longest} tokens, not {length}")
     folder = None if tiny else minilm_folder()
     if folder is not None:
         model = BertModel.from_pretrained(folder, dtype=dtype).eval().to(tritonite.device)
@@ -61,7 +65,7 @@ def _bert(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
 
 
 def _llama(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
-    """The architecture of Llama-3.2-1B, with random weights. Decoding takes the last token, after all others."""
+    """Llama-3.2-1B with random weights: prefill of the prompt, and decoding of one token after it."""
     from transformers import DynamicCache, LlamaConfig
 
     sizes = (128, 32, 64, 1, 4, 2) if tiny else (128256, 2048, 8192, 16, 32, 8)
@@ -71,7 +75,7 @@ def _llama(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     cache = DynamicCache()
 
     def prefill(cache: Any = None) -> torch.Tensor:
-        # Generating needs the logits of the last token alone.
+        # Generation needs only the logits of the last token.
         return model(words, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
 
     def decode() -> torch.Tensor:
@@ -79,7 +83,7 @@ def _llama(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
 
     with torch.inference_mode():
         prefill(cache)
-        # What is left of a cache has other strides than a fresh one: the first pass finds it as every other does.
+        # A cropped cache has other strides than a fresh one; crop once, so that all passes see the same strides.
         decode()
         cache.crop(-1)
     return [
@@ -89,10 +93,10 @@ def _llama(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
 
 
 def _t5(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
-    """The architecture of T5-small, with random weights; the decoder has as many tokens as the encoder."""
+    """T5-small with random weights; the decoder has as many tokens as the encoder."""
     from transformers import T5Config
 
-    # T5Config's own are those of T5-small.
+    # T5Config's defaults are T5-small.
     sizes = {"vocab_size": 128, "d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16} if tiny else {}
     model = _random_weights(T5Config(**sizes, dtype=dtype), "AutoModel", tiny)
     words = tokens[:, :-1] % model.config.vocab_size
@@ -100,10 +104,10 @@ def _t5(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
 
 
 def _vit(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
-    """The architecture of ViT-B/16, with random weights, for an image for each sequence of tokens."""
+    """ViT-B/16 with random weights; `tokens` only gives the number of images."""
     from transformers import ViTConfig
 
-    # ViTConfig's own are those of ViT-B/16.
+    # ViTConfig's defaults are ViT-B/16.
     sizes = {}
     if tiny:
         sizes = {"image_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -116,7 +120,7 @@ def _vit(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
 
 
 def _whisper(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
-    """The architecture of Whisper's base model, with random weights: half a minute of sound, and its first tokens."""
+    """Whisper base with random weights: 30 seconds of sound, and the first tokens of the text."""
     from transformers import WhisperConfig
 
     width, layers, heads, inner = (32, 1, 2, 64) if tiny else (512, 6, 8, 2048)
@@ -136,7 +140,7 @@ def _whisper(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase
 
 
 def _noise(dtype: torch.dtype, tokens: torch.Tensor, *shape: int) -> torch.Tensor:
-    """What stands for an image or a sound for each sequence of tokens, the same every time."""
+    """Return fixed noise (len(tokens), *shape) in place of images or sound."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(len(tokens), *shape, generator=generator).to(tokens.device, dtype)
 
@@ -161,7 +165,7 @@ def _random_weights(config: Any, kind: str, tiny: bool) -> Any:
     import transformers
 
     if tiny:
-        # With the usual range, layers so narrow would add next to nothing to their input.
+        # With the usual range, narrow layers would add next to nothing to their input.
         config.initializer_range = 0.2
     with torch.random.fork_rng(range(torch.cuda.device_count())), torch.device(tritonite.device):
         torch.manual_seed(0)
@@ -169,9 +173,10 @@ def _random_weights(config: Any, kind: str, tiny: bool) -> Any:
 
 
 def phases(name: str, dtype: torch.dtype, batch: int, tokens: int, tiny: bool = False) -> list[Phase]:
-    """The passes of a model on random tokens, those of a shorter prompt being the beginning of a longer one's.
+    """Return the passes of a model on random tokens.
 
-    Raises TritoniteError where transformers is missing or the model takes fewer tokens.
+    A shorter prompt is the beginning of a longer one. `tiny` makes a model of a few thousand weights. Raises
+    TritoniteError if transformers is missing, or if the model takes fewer tokens.
     """
     if importlib.util.find_spec("transformers") is None:
         raise TritoniteError(message="models come from transformers: pip install 'tritonite[bench]'")
@@ -196,10 +201,19 @@ def measure(
     tiny: bool = False,
     rounds: int = timing.ROUNDS,
 ) -> Iterator[ModelResult]:
-    """Time a model's passes: a prompt of `tokens` tokens, and for a decoder one more token after them.
+    """Time a model's passes: a prompt of `tokens` tokens, and for a decoder one more token.
 
-    The first of `providers` is ATen. `tiny` makes a model of a few thousand weights. Raises WrongAnswer where a
-    provider's results are not ATen's, before anything is timed.
+    Args:
+        name: a key of MODELS.
+        providers: the providers to time; the first is ATen.
+        dtype: the model's dtype, a key of MINIMUM_SIMILARITY.
+        batch: number of sequences.
+        tokens: tokens of a prompt.
+        tiny: make a model of a few thousand weights.
+        rounds: rounds in which providers take turns.
+
+    Yields a ModelResult for each pass. Raises WrongAnswer, before anything is timed, if a provider's results differ
+    from ATen's.
     """
     text = str(dtype).removeprefix("torch.")
     every = []
@@ -207,7 +221,7 @@ def measure(
         ways = {each: dataclasses.replace(phase, forward=each.wrap(phase.forward)) for each in providers}
         _check(f"{name} {phase.name}, {text}", ways, MINIMUM_SIMILARITY[dtype])
         every.append(ways)
-    # A profiler that has run leaves hooks in the driver: all is timed before any of it.
+    # The profiler leaves hooks in the driver that slow calls, so all passes are timed before any is profiled.
     measured = [(ways, *_times(ways, rounds)) for ways in every]
     for ways, times, host_times in measured:
         phase, profiles = next(iter(ways.values())), _profiles(ways)
@@ -228,7 +242,7 @@ def measure(
 
 @torch.inference_mode()
 def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
-    """The result, and the microseconds until the device was done and until the call returned."""
+    """Run a pass. Return its result, the microseconds until the device was done, and until the call returned."""
     timing.synchronize()
     begin = time.perf_counter()
     result = phase.forward()
@@ -249,38 +263,38 @@ def _check(case: str, ways: Ways, minimum: float) -> None:
 
 
 def _disagreement(actual: torch.Tensor, expected: torch.Tensor, minimum: float) -> str:
-    """How a position's vector differs from ATen's; "" where none does."""
+    """Return how results differ from ATen's beyond `minimum` similarity; "" if they agree."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return f"{actual.dtype} {list(actual.shape)} where ATen gives {expected.dtype} {list(expected.shape)}"
     own, aten = actual.double(), expected.double()
     if not bool(own.isfinite().all()):
         return "not all of it is finite"
-    # The cosine, but that a difference in length lowers it too.
+    # Like the cosine, but lowered by a difference in length too.
     similarity = float((2 * (own * aten).sum(-1) / ((own * own).sum(-1) + (aten * aten).sum(-1))).min())
     return "" if similarity >= minimum else f"a similarity of {similarity:.6f}, where {minimum} is needed"
 
 
 def _times(ways: Ways, rounds: int) -> tuple[dict[str, Timing], dict[str, Timing]]:
-    """Of the pass and of the host's part, for providers that take turns round by round."""
+    """Time passes of providers in turns. Return times of the whole pass, and host times, by provider."""
     passes: dict[str, list[tuple[float, float]]] = {provider.name: [] for provider in ways}
     for _ in range(rounds):
         for provider, phase in ways.items():
             with provider.scope(None):
-                # The first pass after a switch finds caches cold.
+                # The first pass after a switch of providers finds caches cold.
                 _pass(phase)
                 passes[provider.name] += [_pass(phase)[1:] for _ in range(_PASSES)]
-    whole = {name: Timing.of(done for done, _ in found) for name, found in passes.items()}
-    return whole, {name: Timing.of(returned for _, returned in found) for name, found in passes.items()}
+    whole = {name: Timing.of(done for done, _ in taken) for name, taken in passes.items()}
+    return whole, {name: Timing.of(returned for _, returned in taken) for name, taken in passes.items()}
 
 
 def _profiles(ways: Ways) -> dict[str, dict[str, tuple[int, float]]]:
-    """What ATen's operators take with ATen and with Tritonite, where both are compared."""
+    """Profile the passes of ATen and Tritonite; {} unless both are among the providers."""
     compared = {provider.name: (phase, provider) for provider, phase in ways.items() if provider.name in COMPARED}
     return {name: _profile(*each) for name, each in compared.items()} if len(compared) == len(COMPARED) else {}
 
 
 def _differences(profiles: Mapping[str, dict[str, tuple[int, float]]]) -> list[tuple[str, int, float, float]]:
-    """The operators whose time differs most between ATen and Tritonite, as ModelResult has them."""
+    """Return the operators whose times differ most, as in ModelResult.operators."""
     if not profiles:
         return []
     aten, ours = (profiles[name] for name in COMPARED)
@@ -293,7 +307,7 @@ def _differences(profiles: Mapping[str, dict[str, tuple[int, float]]]) -> list[t
 
 
 def _profile(phase: Phase, provider: Provider) -> dict[str, tuple[int, float]]:
-    """Calls a pass and microseconds a pass of each ATen operator, the operators that it calls left out."""
+    """Return (calls a pass, microseconds a pass) of each operator, without the time of operators that it calls."""
     with provider.scope(None):
         _pass(phase)
         with profiler() as profile:
@@ -303,7 +317,7 @@ def _profile(phase: Phase, provider: Provider) -> dict[str, tuple[int, float]]:
     for event in profile.key_averages():
         space, _, name = event.key.partition("::")
         if space in ("aten", "tritonite"):
-            # A kernel of ours runs in a range of its own, of the overload's name, within that of ATen's operator.
+            # A Tritonite kernel has a range named by its overload within ATen's range.
             name = name.partition(".")[0]
             calls, taken = found.get(name, (0, 0.0))
             own = event.self_device_time_total if tritonite.device == "cuda" else event.self_cpu_time_total

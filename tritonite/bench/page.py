@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else."""
+"""A benchmark run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tritonite.errors import ATEN_IS_FASTER
 def write(run: Run, path: Path) -> None:
     """Write the page: machine, summary, charts, models, failures, and a table that sorts and filters.
 
-    The part of its address after "#" sets the table: "#sort=speedup&order=desc&filter=gelu&dtype=float16"; `sort` is
-    a column of text ("op", "label", "dtype", "measure", "family"), a provider for its time, "speedup" for Tritonite's,
+    The URL's fragment sets the table: "#sort=speedup&order=desc&filter=gelu&dtype=float16". `sort` is a text column
+    ("op", "label", "dtype", "measure", "family"), a provider's name for its time, "speedup" for Tritonite's speedup,
     "speedup_NAME" for another provider's, "bandwidth" or "roofline".
     """
     machine = run.machine
@@ -31,8 +31,8 @@ def write(run: Run, path: Path) -> None:
         about["copy bandwidth"] = f"{readable(machine.copy_bandwidth / 1e9, 0)} GB/s"
     about |= {f"{dtype} matmul": f"{readable(rate / 1e12, 0)} TFLOP/s" for dtype, rate in machine.matmul_rates.items()}
     warnings = [charts.INTERPRETED] * machine.interpreted
-    warnings += ["The run was interrupted: these are the cases it came to."] * run.interrupted
-    parts = {
+    warnings += ["The run was interrupted: these are the cases measured before that."] * run.interrupted
+    sections = {
         "device": escape(machine.device),
         "facts": "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in about.items()),
         "banners": "".join(f'<p class="banner">{escape(warning)}</p>' for warning in warnings),
@@ -43,12 +43,12 @@ def write(run: Run, path: Path) -> None:
         "failures": _failures(run),
         "unless_results": "" if run.results else " hidden",
         "subject": escape(_name(_subject(run))),
-        # A "<" could close the script it stands in.
+        # A "</script>" within the data would close the script element.
         "data": json.dumps(_table(run), separators=(",", ":")).replace("<", "\\u003c"),
     }
     template = importlib.resources.files("tritonite.bench").joinpath("page.html").read_text(encoding="utf-8")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], template), encoding="utf-8")
+    path.write_text(re.sub(r"<!--(\w+)-->", lambda match: sections[match[1]], template), encoding="utf-8")
 
 
 def _name(provider: str) -> str:
@@ -60,12 +60,12 @@ def _others(run: Run) -> list[str]:
 
 
 def _subject(run: Run) -> str:
-    """The provider that the page is about."""
+    """Return the provider that the page is about: the first other than ATen."""
     return next(iter(_others(run)), "tritonite")
 
 
 def _summary(run: Run) -> Iterable[str]:
-    """A card for each measure and provider, one of counts, and one for each pass of a model and provider."""
+    """Yield a card for each measure and provider, cards of counts, and one for each model pass and provider."""
     for each in summaries(run):
         if each.family == "all":
             yield _card(
@@ -136,17 +136,17 @@ def _model_speedup(model: ModelResult, provider: str) -> str:
 
 
 def _model_operators(model: ModelResult) -> str:
-    """What the operators of a pass cost, folded."""
+    """Return a collapsed table of the operators of a pass and their times."""
     head = ["operator", "calls a pass", "ATen us", "Tritonite us", "difference us"]
     rows = [
         [name, f"{calls:,}", f"{aten:,.1f}", f"{ours:,.1f}", f"{ours - aten:+,.1f}"]
         for name, calls, aten, ours in model.operators
     ]
-    return _folded(f"Operators of {model.model}, {model.phase}, {model.dtype}", _plain_table(head, rows))
+    return _collapsed(f"Operators of {model.model}, {model.phase}, {model.dtype}", _plain_table(head, rows))
 
 
 def _drawn(run: Run) -> str:
-    """What cases that were drawn say together."""
+    """Return the section of drawn cases: percentiles, the lowest speedups, reasons of declines; "" without any."""
     head = ["family", "dtype", "cases", "served", "minimum", "10 %", "median", "geometric mean"]
     rows = [
         [
@@ -165,24 +165,24 @@ def _drawn(run: Run) -> str:
         [_times_faster(speedup), result.op, result.label, result.dtype, reproduction(run, result)]
         for speedup, result in worst(run)
     ]
-    parts = [
+    sections = [
         f'<div class="card scroll">{_plain_table(head, rows)}</div>',
-        _folded("The lowest", _plain_table(["speedup", "operator", "case", "dtype", "again"], lowest)),
-        _folded("Left to ATen", _plain_table(["cases", "why"], reasons)) if reasons else "",
+        _collapsed("The lowest", _plain_table(["speedup", "operator", "case", "dtype", "again"], lowest)),
+        _collapsed("Left to ATen", _plain_table(["cases", "why"], reasons)) if reasons else "",
     ]
-    return f"<h2>Drawn at random</h2>{''.join(parts)}"
+    return f"<h2>Drawn at random</h2>{''.join(sections)}"
 
 
 def _times_faster(speedup: float | None) -> str:
     return "" if speedup is None else f"{readable(speedup, 2)}x"
 
 
-def _folded(title: str, content: str) -> str:
+def _collapsed(title: str, content: str) -> str:
     return f'<details class="card"><summary>{escape(title)}</summary>{content}</details>'
 
 
 def _plain_table(head: list[str], rows: list[list[str]]) -> str:
-    """Columns whose every cell begins with a digit or sign stand to the right."""
+    """Return an HTML table; columns of numbers are right-aligned."""
     numeric = [all(re.match(r"[-+\d]|$", cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for tag, row in [("th", head), *(("td", row) for row in rows)]:
@@ -202,7 +202,7 @@ def _failures(run: Run) -> str:
 
 
 def _table(run: Run) -> dict[str, Any]:
-    """Columns and rows as the page's script reads them; numbers stay numbers, and null where there is none."""
+    """Return columns and rows as the page's script reads them; a missing number is null."""
     texts = ("op", "label", "dtype", "measure", "family")
     titles = ("operator", "case", "dtype", "measure", "family")
     columns: list[dict[str, Any]] = [{"id": name, "title": title} for name, title in zip(texts, titles, strict=True)]

@@ -1,4 +1,4 @@
-"""What a run of drawn cases says: percentiles of speedups, what kernels left to ATen and why, and the worst cases."""
+"""Statistics of drawn cases: percentiles of speedups, reasons of declines, and the worst cases."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ PROVIDER = "tritonite"
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of ATen's time over Tritonite's, in the cases of a family and a dtype that kernels of Tritonite's served.
+    """Speedups over ATen in the drawn cases of one family and dtype.
 
-    `cases` are all that were drawn and that ATen has, of which `served` have a time that counts here; speedups are None
-    where there is none.
+    Attributes:
+        cases: number of cases drawn that ATen can run.
+        served: number of cases that a Tritonite kernel served; only these have speedups.
+        minimum, tenth, median, mean: lowest speedup, 10th percentile, median, geometric mean; None if none was served.
     """
 
     family: str
@@ -35,32 +37,33 @@ class Percentiles:
 
 
 def percentiles(run: Run) -> Iterator[Percentiles]:
-    """Of every family and dtype, and of all; a run that drew none has none."""
+    """Yield the percentiles of every family and dtype with drawn cases, then those of all as ("all", "all")."""
     results = _drawn(run)
     groups = sorted({(result.family, result.dtype) for result in results})
     for family, dtype in [*groups, *[("all", "all")] * bool(groups)]:
         among = [each for each in results if (family, dtype) in (("all", "all"), (each.family, each.dtype))]
-        found = sorted(speedup for each in among if (speedup := _speedup(each)) is not None)
-        if not found:
+        speedups = sorted(speedup for each in among if (speedup := _speedup(each)) is not None)
+        if not speedups:
             yield Percentiles(family, dtype, len(among), 0)
             continue
-        least, tenth, median = (quantile(found, share) for share in (0, 0.1, 0.5))
-        yield Percentiles(family, dtype, len(among), len(found), least, tenth, median, statistics.geometric_mean(found))
+        least, tenth, median = (quantile(speedups, fraction) for fraction in (0, 0.1, 0.5))
+        mean = statistics.geometric_mean(speedups)
+        yield Percentiles(family, dtype, len(among), len(speedups), least, tenth, median, mean)
 
 
 def declines(run: Run) -> list[tuple[str, int]]:
-    """Why no kernel of Tritonite's served drawn cases, and how many, the most frequent reason first."""
+    """Return (reason, number of drawn cases declined for it), the most frequent first."""
     return Counter(result.declined for result in _drawn(run) if result.declined).most_common()
 
 
 def worst(run: Run, count: int = 10) -> list[tuple[float, Result]]:
-    """The drawn cases with the lowest speedups, the lowest first."""
-    found = [(speedup, result) for result in _drawn(run) if (speedup := _speedup(result)) is not None]
-    return sorted(found, key=lambda each: each[0])[:count]
+    """Return the `count` drawn cases with the lowest speedups, lowest first."""
+    served = [(speedup, result) for result in _drawn(run) if (speedup := _speedup(result)) is not None]
+    return sorted(served, key=lambda each: each[0])[:count]
 
 
 def reproduction(run: Run, result: Result) -> str:
-    """A command that measures a drawn case again."""
+    """Return the command that measures a drawn case again."""
     return f"tritonite bench --seed {run.machine.seed} --family {result.family} --case {result.number}"
 
 
@@ -69,5 +72,5 @@ def _drawn(run: Run) -> list[Result]:
 
 
 def _speedup(result: Result) -> float | None:
-    """None of a call that was left to ATen, whose time says nothing of a kernel."""
+    """Return a case's speedup; None if it was declined, because its time is not a kernel's."""
     return None if result.declined else result.speedup(PROVIDER)

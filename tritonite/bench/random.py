@@ -1,4 +1,4 @@
-"""What is measured of random numbers: fresh tensors of models, masks of their activations, and permutations."""
+"""Benchmark cases of random numbers: fresh tensors, dropout of activations, permutations."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import torch
 Shape = tuple[int, ...]
 Make = Callable[..., torch.Tensor]
 
-# Small, one step of decoding, and such as no cache holds.
+# Small, one step of decoding, and larger than any cache.
 _SIZES: tuple[Shape, ...] = ((64, 64), (16, 8192), (8192, 8192))
-# Activations of a language model and of BERT, to which dropout belongs.
+# Activations of a language model and of BERT, for dropout.
 _ACTIVATIONS: tuple[Shape, ...] = ((64, 64), (8192, 4096), (16_384, 768))
 _DROPOUT = ("native_dropout", "_fused_dropout", "rrelu_with_noise", "_masked_scale")
 SHAPES: dict[str, tuple[Shape, ...]] = {"random": _SIZES, "randperm": ((64,), (4096,), (2**20,))}
 SHAPES |= dict.fromkeys(_DROPOUT, _ACTIVATIONS)
-# Those that take the shape of their first argument alone: fresh tensors like it.
+# Operators that use only the shape of their first argument.
 _UNREAD = ("uniform", "normal_functional", "log_normal", "exponential", "cauchy", "geometric", "random")
 UNREAD = dict.fromkeys((*_UNREAD, "rand_like", "randn_like", "randint_like"), 0)
 
 OPERANDS: dict[str, Callable[[Make, Shape], tuple[torch.Tensor, ...]]] = {
-    # Deviations are not negative.
+    # Standard deviations must not be negative.
     "normal": lambda make, shape: (make(*shape), make(*shape).abs()),
 }
 
 
 def given(packet: str, shape: Shape, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
-    """The arguments of a case that samples have in another size, or that models give."""
+    """Return arguments, by name, in place of those of test samples."""
 
     def count() -> int:
         if dtype is torch.float16 and shape[0] > 2**11:
-            raise NotImplementedError("float16 does not tell so many numbers apart")
+            raise NotImplementedError(f"float16 has no {shape[0]} distinct integers")
         return shape[0]
 
     made: dict[str, dict[str, Callable[[], Any]]] = {

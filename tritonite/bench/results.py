@@ -1,4 +1,4 @@
-"""What a benchmark run found, and its form on disk."""
+"""Results of benchmark runs, their JSON files, and comparison of runs."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tritonite.errors import InvalidResults
 
 SCHEMA = 1
 REFERENCE = "aten"
-# What a time is of: the device's work, the same captured into a CUDA graph, or the host's part of a call.
+# Kinds of time: on the device with a cold cache, on the device within a CUDA graph, and on the host.
 MEASURES = ("device", "graph", "host")
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """What so large a share of numbers in ascending order lies below, between two of them by their distance."""
-    place = share * (len(ordered) - 1)
-    below = ordered[math.floor(place)]
-    return below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below)
+def quantile(ordered: Sequence[float], fraction: float) -> float:
+    """Return the quantile of ascending numbers at a fraction of 0 to 1, with linear interpolation."""
+    rank = fraction * (len(ordered) - 1)
+    below = ordered[math.floor(rank)]
+    return below + (rank - math.floor(rank)) * (ordered[math.ceil(rank)] - below)
 
 
 def readable(value: float, digits: int) -> str:
-    """Return a number with `digits` decimals, or with two significant ones where it would be rounded to 0."""
+    """Return a number with `digits` decimals, or with two significant digits if it would be rounded to 0."""
     text = f"{value:,.{digits}f}"
     return f"{value:.2g}" if value and not float(text.replace(",", "")) else text
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds a call: the median of rounds, and their quartiles."""
+    """Microseconds a call: median, lower and upper quartile of the samples."""
 
     median: float
     low: float
@@ -44,23 +44,29 @@ class Timing:
     @classmethod
     def of(cls, times: Iterable[float]) -> Timing:
         ordered = sorted(times)
-        # Clocks do not know less than a nanosecond.
-        return cls(*(round(quantile(ordered, share), 3) for share in (0.5, 0.25, 0.75)))
+        # Clocks resolve a nanosecond.
+        return cls(*(round(quantile(ordered, fraction), 3) for fraction in (0.5, 0.25, 0.75)))
 
     @property
     def spread(self) -> float:
-        """Half the distance of the quartiles, as a share of the median."""
+        """Half the interquartile range as a fraction of the median."""
         return (self.high - self.low) / 2 / self.median
 
 
 @dataclass(frozen=True)
 class Result:
-    """One case: an operator's call on tensors of a dtype, timed for every provider ("aten", "tritonite", ...).
+    """Times of one case.
 
-    `label` tells calls of an operator apart ("4096x4096", "row broadcast"), `elements` is the size of its largest
-    tensor, `bytes` what it has to read and write at least, `flops` None where arithmetic does not count. `failure`
-    says why there are no times: a wrong answer, an error. `declined` says why no kernel of Tritonite's served the call,
-    or by default would, "" where one does. A case that was drawn has a `number`.
+    Attributes:
+        op, label, dtype, measure: identify the case; `label` names the shapes ("4096x4096", "row broadcast").
+        family: the operator's family.
+        elements: elements of the largest tensor.
+        bytes: least bytes to read and write.
+        flops: floating-point operations; None for a memory-bound call.
+        times: times by provider ("aten", "tritonite", ...).
+        failure: why there are no times, such as a wrong answer; "" if there are.
+        declined: why no Tritonite kernel serves the call, or would not by default; "" if one does.
+        number: the number of a drawn case; None for a fixed case.
     """
 
     op: str
@@ -81,7 +87,7 @@ class Result:
         return self.op, self.label, self.dtype, self.measure
 
     def speedup(self, provider: str = "tritonite") -> float | None:
-        """ATen's time over the provider's; None where one of them has none."""
+        """Return ATen's time over the provider's; None if one of them is missing."""
         if REFERENCE not in self.times or provider not in self.times:
             return None
         return self.times[REFERENCE].median / self.times[provider].median
@@ -89,11 +95,16 @@ class Result:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """A model's forward pass, timed for every provider, and what its operators contribute.
+    """Times of a model's forward pass.
 
-    `phase` is "prefill" or "decode", of `tokens` tokens after `context` others. `operators` has, for those that cost
-    the difference between ATen and Tritonite, (name, calls a pass, ATen's microseconds a pass, Tritonite's), the
-    largest difference first; `device_times` what all kernels of a pass take on a GPU, in microseconds, of these two.
+    Attributes:
+        model, phase, dtype, batch: identify the pass; `phase` is "prefill", "decode" or "forward".
+        tokens: tokens of every sequence in the pass, after `context` earlier ones.
+        times: times of the whole pass by provider, in microseconds.
+        host_times: times until the call returned.
+        operators: (name, calls a pass, ATen's microseconds a pass, Tritonite's) of the operators whose times differ
+            most, largest difference first.
+        device_times: sum of all kernels' microseconds in a pass, of ATen and Tritonite; empty without a GPU.
     """
 
     model: str
@@ -113,9 +124,12 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how a run was made. Rates are the machine's own, measured first: bytes and flops a second.
+    """Machine and command of a run.
 
-    `seed` is that of cases which were drawn.
+    Attributes:
+        copy_bandwidth: measured bytes a second of a copy.
+        matmul_rates: measured flops a second of matrix products, by dtype.
+        seed: the seed of drawn cases; None for fixed cases.
     """
 
     device: str
@@ -135,7 +149,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Run:
-    """All of one run's results; `interrupted` where it was stopped before its end."""
+    """Results of one run; `interrupted` if it was stopped early."""
 
     machine: Machine
     results: list[Result] = field(default_factory=list)
@@ -143,16 +157,16 @@ class Run:
     interrupted: bool = False
 
     def providers(self) -> list[str]:
-        """Those with a time, ATen first."""
+        """Return the names of providers with a time: ATen, Tritonite, others in order of appearance."""
         every = [result.times for result in self.results] + [model.times for model in self.models]
-        found = dict.fromkeys(name for times in every for name in times)
-        return sorted(found, key=lambda name: (name != REFERENCE, name != "tritonite", list(found).index(name)))
+        names = dict.fromkeys(name for times in every for name in times)
+        return sorted(names, key=lambda name: (name != REFERENCE, name != "tritonite", list(names).index(name)))
 
     @classmethod
-    def of_parts(cls, runs: Sequence[Run], command: str) -> Run:
-        """One run of the results of several, of a part of the cases each, and of the first one's machine."""
+    def of_shards(cls, runs: Sequence[Run], command: str) -> Run:
+        """Merge the runs of all shards of the cases into one, in the order of an unsharded run."""
         machine = dataclasses.replace(runs[0].machine, command=command)
-        # What parts are of in turns: operators, or drawn cases.
+        # Shards take operators, or drawn cases, in turns.
         dealt = [[list(own) for _, own in itertools.groupby(run.results, _dealt)] for run in runs]
         turns = itertools.zip_longest(*dealt, fillvalue=[])
         return cls(
@@ -163,7 +177,7 @@ class Run:
         )
 
     def roofline_share(self, result: Result, provider: str) -> float | None:
-        """The least time the machine could take for a case's bytes and flops, over the provider's device time."""
+        """Return the least time for a case at the machine's rates, over the provider's device time."""
         if result.measure == "host" or provider not in result.times or not self.machine.copy_bandwidth:
             return None
         floor = result.bytes / self.machine.copy_bandwidth
@@ -173,12 +187,14 @@ class Run:
         return floor * 1e6 / result.times[provider].median
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
+        """Write the run as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        parts = {"schema": SCHEMA, **dataclasses.asdict(self)}
-        rows = [{name: value for name, value in row.items() if value not in ("", None)} for row in parts.pop("results")]
-        lines = [f'"{name}": {json.dumps(value)}' for name, value in parts.items()]
-        # A line for each result, so that two files can be told apart by eye.
+        fields = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        rows = [
+            {name: value for name, value in row.items() if value not in ("", None)} for row in fields.pop("results")
+        ]
+        lines = [f'"{name}": {json.dumps(value)}' for name, value in fields.items()]
+        # One line a result, for readable diffs.
         lines.append('"results": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]")
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -186,14 +202,14 @@ class Run:
     def load(cls, path: Path) -> Run:
         """Read what `save` wrote. Raises InvalidResults for anything else."""
         try:
-            parts = json.loads(path.read_text())
-            if parts["schema"] != SCHEMA:
-                raise InvalidResults(path=path, reason=f"it has schema {parts['schema']}, this version reads {SCHEMA}")
+            fields = json.loads(path.read_text())
+            if fields["schema"] != SCHEMA:
+                raise InvalidResults(path=path, reason=f"it has schema {fields['schema']}, this version reads {SCHEMA}")
             return cls(
-                Machine(**parts["machine"]),
-                [Result(**{**entry, "times": _times(entry["times"])}) for entry in parts["results"]],
-                [_model(entry) for entry in parts["models"]],
-                parts["interrupted"],
+                Machine(**fields["machine"]),
+                [Result(**{**entry, "times": _times(entry["times"])}) for entry in fields["results"]],
+                [_model(entry) for entry in fields["models"]],
+                fields["interrupted"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidResults(path=path, reason=str(error)) from error
@@ -215,7 +231,7 @@ def _model(entry: dict[str, Any]) -> ModelResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """A provider's speedups over ATen, of a family's cases or of "all": the geometric mean, and the lowest's case."""
+    """A provider's speedups over ATen in a family's cases, or in all ("all")."""
 
     family: str
     measure: str
@@ -227,26 +243,26 @@ class Summary:
 
 
 def summaries(run: Run) -> Iterator[Summary]:
-    """Of every family, and then of all, by measure and provider."""
+    """Yield a summary of every family, then of all families, by measure and provider."""
     groups = dict.fromkeys((result.family, result.measure) for result in run.results)
     for family, measure in (*groups, *dict.fromkeys(("all", measure) for _, measure in groups)):
         among = [result for result in run.results if result.measure == measure and family in ("all", result.family)]
         for provider in run.providers():
-            found = [(speedup, result) for result in among if (speedup := result.speedup(provider)) is not None]
-            if provider != REFERENCE and found:
-                mean = statistics.geometric_mean(speedup for speedup, _ in found)
-                lowest, worst = min(found, key=lambda each: each[0])
-                yield Summary(family, measure, provider, len(found), mean, lowest, worst)
+            timed = [(speedup, result) for result in among if (speedup := result.speedup(provider)) is not None]
+            if provider != REFERENCE and timed:
+                mean = statistics.geometric_mean(speedup for speedup, _ in timed)
+                lowest, worst = min(timed, key=lambda each: each[0])
+                yield Summary(family, measure, provider, len(timed), mean, lowest, worst)
 
 
-# Of so many elements a call's time is its kernel's, and below this speed ATen is left to serve it.
+# Elements from which a call's time is its kernel's, and the speedup below which ATen serves a call.
 _LARGE, _ENOUGH = 2**22, 0.85
 
 
 def slower_operators(run: Run) -> dict[str, list[str]]:
-    """The dtypes in which no large case of an operator reaches 0.85 of ATen's speed on the device.
+    """Return, by operator, the dtypes in which no large case reaches 0.85 of ATen's speed on the device.
 
-    Not of products, of which the shape decides.
+    Matrix products are left out, because their speed depends on the shape.
     """
     best: dict[tuple[str, str], float] = {}
     for result in run.results:
@@ -254,16 +270,21 @@ def slower_operators(run: Run) -> dict[str, list[str]]:
         known = result.family != "classic" and result.flops is None and speedup is not None
         if known and result.measure == "device" and result.elements >= _LARGE:
             best[result.op, result.dtype] = max(best.get((result.op, result.dtype), 0.0), speedup or 0.0)
-    found: dict[str, list[str]] = {}
+    slower: dict[str, list[str]] = {}
     for (op, dtype), speedup in sorted(best.items()):
         if speedup < _ENOUGH:
-            found.setdefault(op, []).append(dtype)
-    return found
+            slower.setdefault(op, []).append(dtype)
+    return slower
 
 
 @dataclass(frozen=True)
 class Change:
-    """A case whose time differs between two runs: `ratio` is new over old, both relative to ATen in their own run."""
+    """A case whose time differs between two runs.
+
+    Attributes:
+        ratio: new time over old, each relative to ATen's time in its own run.
+        noise: the difference expected without a change, as a fraction.
+    """
 
     result: Result
     provider: str
@@ -272,10 +293,11 @@ class Change:
 
 
 def compare(old: Run, new: Run, provider: str = "tritonite") -> list[Change]:
-    """The cases that got slower or faster beyond the noise, the worst first.
+    """Return the cases that got slower or faster beyond the noise, the slowest first.
 
-    Times are taken relative to ATen's of the same run, so that a machine's mood cancels out. The noise of a case is the
-    sum of both runs' spreads of both times, 3 % at least for a device, 8 % for a host, 25 % in the interpreter.
+    Times are relative to ATen's in the same run, so that the state of the machine cancels out. The noise of a case is
+    the sum of the spreads of both times in both runs: at least 3 % on the device, 8 % on the host, 25 % in the
+    interpreter.
     """
     before = {result.key: result for result in old.results}
     changes = []

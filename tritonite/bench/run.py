@@ -1,4 +1,4 @@
-"""One benchmark run: case by case, checked against ATen first, then timed for every provider."""
+"""A benchmark run: every case is checked against ATen, then timed for every provider."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tritonite.testing.samples import CHOSEN, NOT_REACHED, REFERENCES, Sample, c
 
 
 def provider(text: str) -> Provider:
-    """From "compile", "compile+tritonite", or "name=module:attribute", whose attribute called makes a context manager.
+    """Return the provider for "compile", "compile+tritonite", or "name=module:attribute".
 
-    Raises InvalidProvider.
+    The attribute is a function that returns a context manager. Raises InvalidProvider for any other text.
     """
     if text in (COMPILE.name, BOTH.name):
         return COMPILE if text == COMPILE.name else BOTH
-    name, _, place = text.partition("=")
-    module, _, attribute = place.partition(":")
+    name, _, path = text.partition("=")
+    module, _, attribute = path.partition(":")
     if not (name and module and attribute):
         raise InvalidProvider(text=text, reason="give compile, compile+tritonite, or name=module:attribute")
     if name in (ATEN.name, TRITONITE.name):
@@ -55,7 +55,7 @@ def provider(text: str) -> Provider:
 
 
 def machine(command: str, with_matmul: bool = False, seed: int | None = None) -> Machine:
-    """This machine, its rates measured, and what is run on it."""
+    """Describe this machine and the run; measures its bandwidth and, if asked, its matmul rates."""
     cuda = tritonite.device == "cuda"
     rates = dict(timing.matmul_rates((torch.float16, torch.bfloat16, torch.float32))) if with_matmul else {}
     return Machine(
@@ -77,7 +77,7 @@ def machine(command: str, with_matmul: bool = False, seed: int | None = None) ->
 
 
 def _commit() -> str:
-    """The commit of the source, where it is a checkout, with "-dirty" after it where files differ."""
+    """Return the source's commit, with "-dirty" appended if files differ; "" outside a checkout."""
     git = shutil.which("git")
     if git is None:
         return ""
@@ -92,10 +92,13 @@ def _commit() -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """What is known of a case before it is timed: the sizes that a Result has, and whether the answers are ATen's.
+    """The outcome of checking a case before it is timed.
 
-    `failure` says what is wrong with one, `declined` why no kernel of Tritonite's gave it; both are "" of a case that
-    is as it should be. What ATen itself does not do here, in that dtype, is not `taken`.
+    Attributes:
+        bytes, elements: sizes, as in Result.
+        failure: how a provider's answer differs from ATen's; "" if all agree.
+        declined: why no Tritonite kernel served the call; "" if one did.
+        taken: False if ATen itself does not run the case in this dtype on this device.
     """
 
     bytes: int = 0
@@ -111,60 +114,60 @@ def run(
     rounds: int = timing.ROUNDS,
     checks: Sequence[Check | None] = (),
 ) -> Iterator[Result]:
-    """The results, one case after the other; what ATen itself does not do here, in that dtype, has none.
+    """Check and time cases, and yield their results; cases that ATen does not run are skipped.
 
-    `checks` are those of the first cases, in order. A case without one is checked here.
+    `checks` has the checks of the first cases, in order. A case without one is checked here.
     """
     for case, known in itertools.zip_longest(cases, checks):
-        found, times, measure = known, dict[str, Timing](), case.measure
+        checked, times, measure = known, dict[str, Timing](), case.measure
         try:
-            found = found or check(case, providers)
-            if found.taken and not found.failure:
+            checked = checked or check(case, providers)
+            if checked.taken and not checked.failure:
                 times, measure = _times(case, providers, rounds)
         except Exception as error:  # noqa: BLE001 - a provider may raise what it likes, and the other cases go on
-            found = dataclasses.replace(found or Check(), failure=message(error))
-        if found.taken:
+            checked = dataclasses.replace(checked or Check(), failure=message(error))
+        if checked.taken:
             yield Result(
                 op=case.op,
                 family=case.family,
                 label=case.label,
                 dtype=str(case.dtype).removeprefix("torch."),
                 measure=measure,
-                elements=found.elements,
-                bytes=found.bytes,
+                elements=checked.elements,
+                bytes=checked.bytes,
                 flops=case.flops,
                 times=times,
-                failure=found.failure,
-                declined=found.declined,
+                failure=checked.failure,
+                declined=checked.declined,
                 number=case.number,
             )
 
 
 def message(error: BaseException) -> str:
-    """A line about an error."""
+    """Return one line about an error."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def check(case: Case, providers: Sequence[Provider]) -> Check:
-    """Whether every provider's answer is ATen's. Raises what a provider raises."""
+    """Compare every provider's answer with ATen's. Raises what a provider raises."""
     try:
         sample = case.sample()
-        # What writes into its arguments needs others each time.
-        anew = case.sample if case.inplace else lambda: sample
-        functions = _functions(case, providers, anew())
-        expected = _results(functions[ATEN], anew())
+        # A call that writes into its arguments needs fresh ones each time.
+        fresh = case.sample if case.inplace else lambda: sample
+        functions = _functions(case, providers, fresh())
+        expected = _results(functions[ATEN], fresh())
     except NotImplementedError:
         return Check(taken=False)
     moved = bytes_moved(case.op, sample, expected)
     elements = max(value.numel() for value in (*sample.args, *expected) if isinstance(value, torch.Tensor))
-    failure, declined = _disagreement(case, functions, anew, expected)
+    failure, declined = _disagreement(case, functions, fresh, expected)
     if not declined and case.pair is None:
         declined = declined_unasked(tritonite.overloads()[case.overload], sample.args, sample.kwargs)
     return Check(moved, elements, failure, declined)
 
 
 def _times(case: Case, providers: Sequence[Provider], rounds: int) -> tuple[dict[str, Timing], str]:
-    """Of every provider, by its name, and how they were measured. Raises what a provider raises.
+    """Return times by provider, and the measure taken. Raises what a provider raises.
 
     A drawn call that waits for the device cannot be captured, and is measured without a graph.
     """
@@ -180,7 +183,7 @@ def _times(case: Case, providers: Sequence[Provider], rounds: int) -> tuple[dict
 
 
 def _functions(case: Case, providers: Sequence[Provider], sample: Sample) -> dict[Provider, Callable[..., Any]]:
-    """What each provider, ATen first, calls with the case's arguments."""
+    """Return the function of each provider, ATen first, for the case's arguments."""
     function = function_of(case.overload, sample)
     functions = {each: each.wrap(function) for each in (ATEN, *providers)}
     if case.pair is not None and TRITONITE in functions:
@@ -191,15 +194,15 @@ def _functions(case: Case, providers: Sequence[Provider], sample: Sample) -> dic
 def _disagreement(
     case: Case,
     functions: dict[Provider, Callable[..., Any]],
-    anew: Callable[[], Sample],
+    fresh: Callable[[], Sample],
     expected: Sequence[torch.Tensor | None],
 ) -> tuple[str, str]:
-    """Whose answer is not ATen's, judged against float64, and how; and why no kernel of Tritonite's gave its answer.
+    """Return (how an answer differs from ATen's, why no Tritonite kernel served the call); "" where neither applies.
 
-    The first is "" where all answers are ATen's, the second where a kernel gave it.
+    Answers are judged against ATen in float64.
     """
     declined = ""
-    reference, sample, name, scanned = None, anew(), case.packet or case.op, 1
+    reference, sample, name, scanned = None, fresh(), case.packet or case.op, 1
     packet = name if case.pair is None else None
     if case.pair is None and (op := tritonite.overloads()[case.overload]).family == "scan":
         scanned = sample.args[0].shape[sample.args[op.names.index("dim")]]
@@ -210,7 +213,7 @@ def _disagreement(
             continue
         before = totals()
         with each.scope(case.packet):
-            actual = _results(function, anew())
+            actual = _results(function, fresh())
         if each is TRITONITE and case.pair is None:
             declined = _why_declined(before, totals())
         exacts = reference[:1] if reference and packet in CHOSEN else reference
@@ -219,7 +222,7 @@ def _disagreement(
             own, aten = ours.value, theirs.value
             if own is None or aten is None:
                 if own is not aten:
-                    return f"result {i} is a tensor of ATen's or of {each.name}'s alone", declined
+                    return f"result {i} is a tensor for only one of ATen and {each.name}", declined
                 continue
             if theirs.extent != "values" and ours.kind == theirs.kind:
                 continue
@@ -234,7 +237,7 @@ def _disagreement(
 
 
 def _why_declined(before: Counts, after: Counts) -> str:
-    """Why a call between two counts of all calls was left to ATen; "" where kernels alone served it."""
+    """Return why ATen served a call made between two counts; "" if only Tritonite kernels did."""
     reasons = Counter(after.declined) - Counter(before.declined)
     if not reasons and (after.replayed, after.launched) == (before.replayed, before.launched):
         return NOT_REACHED
@@ -242,23 +245,26 @@ def _why_declined(before: Counts, after: Counts) -> str:
 
 
 def _results(function: Callable[..., Any], sample: Sample) -> list[torch.Tensor | None]:
-    """A call's results in their places, of which those are None that are no tensors."""
+    """Return a call's results, flattened, with None for those that are no tensors."""
     value = function(*sample.args, **sample.kwargs)
     return [each if isinstance(each, torch.Tensor) else None for each in pytree.tree_leaves(value)]
 
 
 def python_functions(overload: str) -> Iterator[Callable[..., Any]]:
-    """The functions by which users may call an overload: of torch, Tensor and torch's own modules."""
+    """Yield the Python functions that may call an overload: of torch, torch.Tensor and torch's modules."""
     packet = overload.partition(".")[0]
-    places = ((torch, packet), (torch.Tensor, packet), (torch._C._nn, packet))
-    for home, name in (*places, (torch.special, packet.removeprefix("special_"))):
+    homes = ((torch, packet), (torch.Tensor, packet), (torch._C._nn, packet))
+    for home, name in (*homes, (torch.special, packet.removeprefix("special_"))):
         found = getattr(home, name, None)
         if callable(found):
             yield found
 
 
 def function_of(overload: str, sample: Sample) -> Callable[..., Any]:
-    """The first of those that takes the sample, or else torch.ops' own; of a fused operator ATen's composition."""
+    """Return the first Python function that accepts the sample, or else the operator in torch.ops.
+
+    For a fused operator, return ATen's composition.
+    """
     if overload in PAIRS:
         return PAIRS[overload].composition
     for found in python_functions(overload):

@@ -1,4 +1,4 @@
-"""What is measured of samples by elements, of gradients of theirs, and of categories."""
+"""Benchmark cases of sampling: distributions by element, their gradients, and categories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 Shape = tuple[int, ...]
 Make = Callable[..., torch.Tensor]
 
-# Small, and such as no cache holds; of categories one row and several of a vocabulary, and few classes.
+# Small, and larger than any cache; for categories few classes, and one or many rows of a vocabulary.
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "sampling": ((64, 64), (4096, 4096)),
     "multinomial": ((64, 64), (1, 128_256), (256, 128_256)),
@@ -18,12 +18,12 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 
 
 def _positive(make: Make, shape: Shape) -> torch.Tensor:
-    """Without which there is no distribution: ATen's kernels stop the program, or never end."""
+    """Return positive parameters; for others ATen's kernels abort or never end."""
     return make(*shape).abs().clamp(0.01, 100)
 
 
 def _beta(make: Make, shape: Shape) -> tuple[torch.Tensor, ...]:
-    """A share, a concentration, and the sum of that and another."""
+    """Return a probability, a concentration, and the sum of that and another concentration."""
     one, other = (_positive(make, shape) for _ in range(2))
     return make(*shape).sigmoid(), one, one + other
 
@@ -39,7 +39,7 @@ for _name in ("_standard_gamma", "_sample_dirichlet", "multinomial"):
 
 
 def given(packet: str, shape: Shape) -> dict[str, Callable[[], Any]]:
-    """The arguments of a case that models give."""
+    """Return arguments, by name, in place of those of test samples."""
     made: dict[str, dict[str, Callable[[], Any]]] = {
         "multinomial": {"num_samples": lambda: 1, "replacement": lambda: False},
     }

@@ -1,6 +1,6 @@
-"""What is measured of sorting and searching: rows of many lengths, logits of which some are taken, sets of elements.
+"""Benchmark cases of sorting and searching: rows of many lengths, top-k of logits, sets of elements.
 
-Elements are drawn, so that few are equal, but where they are counted or there once.
+Elements are drawn from a wide range, so that few are equal, except for operators that count or deduplicate.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 import tritonite
 
 Shape = tuple[int, ...]
-# Of a case's arguments what is made when it runs.
+# Arguments by name, made when the case runs.
 Given = dict[str, Callable[[], Any]]
 
-# Rows that a program holds, those of a vocabulary, and one of millions.
+# Rows that fit one program, rows of a vocabulary, and one row of millions.
 _ROWS = ((65_536, 64), (4096, 1024), (64, 128_256), (1, 2**24))
 _FLAT = ((2**16,), (2**24,))
 SHAPES: dict[str, tuple[Shape, ...]] = dict.fromkeys(("sort", "topk", "kthvalue", "median", "nanmedian"), _ROWS)
@@ -26,12 +26,12 @@ SHAPES |= dict.fromkeys(
     ("isin", "searchsorted", "bucketize", "histc", "bincount", "_unique", "_unique2", "unique_consecutive"), _FLAT
 )
 SHAPES |= dict.fromkeys(("unique_dim", "unique_dim_consecutive"), ((2**16, 16),))
-# Of the device's operators those that ATen has on CPUs alone.
+# Operators that ATen has on CPUs only.
 ONLY_ON_CPUS = {"histogram", "_histogramdd_from_bin_cts"}
 
 
 def _drawn(dtype: torch.dtype, *shape: int, different: int = 0) -> torch.Tensor:
-    """Normal floats, or integers of so many different ones."""
+    """Return normal floats, or uniform integers below `different` (2**30 if 0)."""
     generator = torch.Generator(tritonite.device).manual_seed(0)
     if different or not dtype.is_floating_point:
         return torch.randint(different or 2**30, shape, generator=generator, device=tritonite.device).to(dtype)
@@ -39,7 +39,7 @@ def _drawn(dtype: torch.dtype, *shape: int, different: int = 0) -> torch.Tensor:
 
 
 def given(packet: str, shape: Shape, dtype: torch.dtype) -> Given:
-    """The arguments of a case that samples have in another size."""
+    """Return arguments, by name, in place of those of test samples, whose sizes differ."""
     few = min(64, shape[-1])
 
     def ordered() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Clocks: device time with a cold cache, the same from a CUDA graph, and the host's part of a call."""
+"""Timing of calls: device time with a cold L2 cache, device time within a CUDA graph, and host time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from tritonite.bench.results import Timing
 
 Call = Callable[..., Any]
 ROUNDS = 10
-# A case ends after this many seconds, though not before the third round.
+# Seconds of rounds after which a case ends; three rounds are always made.
 SECONDS = 2.0
 _DEVICE_CALLS = 4
 _HOST_CALLS = 200
 _GRAPH_CALLS = 20
-# For so many cycles, some 200 us, the device is busy while the host queues a graph.
+# Cycles for which the device is kept busy while the host queues a graph.
 _CYCLES = 400_000
 
 
 @dataclass(frozen=True)
 class Provider:
-    """A way to run operators: in what `scope` makes of an operator's name, as functions that `wrap` makes of theirs.
+    """A way to run operators.
 
-    The name is "" of what is not overridden, and None of a model, which runs as users have it.
+    Attributes:
+        name: the name in results.
+        scope: returns a context manager for calls of an operator. Its argument is the operator's name, "" for a
+            function that is not overridden, or None for a whole model.
+        wrap: returns the function to call in place of the given one.
     """
 
     name: str
@@ -46,7 +50,7 @@ def _scope(op: str | None) -> AbstractContextManager[Any]:
 
 TRITONITE = Provider("tritonite", _scope)
 COMPILE = Provider("compile", wrap=lambda function: torch.compile(function, dynamic=False))
-# What the compiler leaves to ATen's operators, such as products, runs as Triton kernels of ours.
+# torch.compile leaves some operators, such as matrix products, to ATen; Tritonite serves those here.
 BOTH = Provider("compile+tritonite", TRITONITE.scope, COMPILE.wrap)
 
 
@@ -57,23 +61,23 @@ def synchronize() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _flush() -> Call:
-    """Drives everything out of the L2 cache by reading 256 MB: what was written would have to be written back first.
+    """Return a call that evicts the L2 cache by reading 256 MB; written lines would have to be written back first.
 
-    A graph, so that it is the same whatever operator is overridden.
+    The call replays a graph, so that no override changes it.
     """
     buffer = torch.zeros(2**26, dtype=torch.int32, device="cuda")
     torch.amax(buffer)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch.amax(buffer)
-    # A graph does not keep what it reads.
+    # A graph does not own the tensors it reads.
     return lambda: (graph.replay(), buffer)[0]
 
 
 def device_samples(call: Call, calls: int = _DEVICE_CALLS) -> list[float]:
-    """Microseconds of the device for each of a few calls, whose operands have been driven out of its L2 cache.
+    """Return device microseconds of each of a few calls, with operands evicted from the L2 cache.
 
-    Driving them out takes the device longer than the host takes to queue the call, so that no host time is in it.
+    The eviction takes longer than the host needs to queue the call, so that host time is hidden.
     """
     if tritonite.device != "cuda":
         return [_wall(call)]
@@ -91,7 +95,7 @@ def device_samples(call: Call, calls: int = _DEVICE_CALLS) -> list[float]:
 
 
 def host_samples(call: Call) -> list[float]:
-    """Microseconds of the host a call, of many without waiting for the device."""
+    """Return [host microseconds a call], averaged over many calls without waiting for the device."""
     synchronize()
     begin = time.perf_counter()
     for _ in range(_HOST_CALLS):
@@ -108,7 +112,7 @@ def _wall(call: Call) -> float:
 
 
 def captured(call: Call, calls: int = _GRAPH_CALLS) -> Call:
-    """Replays of a graph of several calls, for which host time is nothing."""
+    """Capture several calls into a CUDA graph and return its replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
@@ -117,15 +121,15 @@ def captured(call: Call, calls: int = _GRAPH_CALLS) -> Call:
 
 
 def graph_samples(call: Call, samples: int) -> list[float]:
-    """Microseconds of the device for each of many calls in a row, whose operands are where the one before left them."""
+    """Return device microseconds a call, averaged over a graph of many; operands stay in the cache if they fit."""
     replay = captured(call)
     replay()
-    return [found for _ in range(samples) for found in _graph_samples(replay)]
+    return [each for _ in range(samples) for each in _graph_samples(replay)]
 
 
 def _graph_samples(replay: Call) -> list[float]:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    # An idle device would wait for the host in between, which takes 10 us for a graph, or 200 where it is interrupted.
+    # An idle device would wait for the host between the event and the graph.
     torch.cuda._sleep(_CYCLES)
     begin.record()
     replay()
@@ -135,7 +139,7 @@ def _graph_samples(replay: Call) -> list[float]:
 
 
 def _samples(kind: str, call: Call, alone: float) -> list[float]:
-    """Of a call that took `alone` seconds by itself: one that takes long is timed once a round."""
+    """Return one round's times of a call that takes `alone` seconds; a long call is timed once a round."""
     if kind == "graph":
         return _graph_samples(call)
     if kind == "host":
@@ -144,7 +148,15 @@ def _samples(kind: str, call: Call, alone: float) -> list[float]:
 
 
 def measure(calls: Mapping[Provider, Call], op: str, kind: str = "device", rounds: int = ROUNDS) -> dict[str, Timing]:
-    """Times of a call by every provider, which take turns round by round; each is run before, and not timed."""
+    """Time a call by every provider, in turns round by round, after untimed warm-up calls.
+
+    Args:
+        calls: the call of each provider.
+        op: the operator that a provider's scope overrides.
+        kind: "device", "graph" or "host" (`results.MEASURES`).
+
+    Returns times in microseconds by the provider's name.
+    """
     if kind == "device" and tritonite.device == "cuda":
         _flush()
     ready: dict[Provider, tuple[Call, float]] = {}
@@ -165,11 +177,11 @@ def measure(calls: Mapping[Provider, Call], op: str, kind: str = "device", round
         for provider, (call, alone) in ready.items():
             with provider.scope(op) if kind != "graph" else nullcontext():
                 times[provider] += _samples(kind, call, alone)
-    return {provider.name: Timing.of(found) for provider, found in times.items()}
+    return {provider.name: Timing.of(samples) for provider, samples in times.items()}
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second that the device copies, read and write both counted."""
+    """Measure the device's copy bandwidth in bytes a second; reads and writes both count."""
     count = 2**28 if tritonite.device == "cuda" else 2**22
     source = torch.zeros(count, device=tritonite.device)
     target = torch.empty_like(source)
@@ -178,7 +190,7 @@ def copy_bandwidth() -> float:
 
 
 def matmul_rates(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, float]]:
-    """(dtype, flops a second) of square products large enough to fill the device."""
+    """Measure ATen's square matrix products that fill the device. Yields (dtype, flops a second)."""
     side = 8192 if tritonite.device == "cuda" else 256
     for dtype in dtypes:
         x = torch.randn(side, side, device=tritonite.device).to(dtype)

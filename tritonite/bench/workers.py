@@ -1,4 +1,4 @@
-"""Cases checked, and so compiled, in several processes before one of them is timed."""
+"""Worker processes that check cases, and so compile their kernels, before one process times them."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from tritonite.bench import timing
 from tritonite.bench.cases import Case
 from tritonite.bench.run import Check, check, message, provider
 
-# A process that takes longer than this many seconds for a case, compilation included, hangs.
+# Seconds for a case, compilation included, after which its process counts as hung.
 _PATIENCE = 600.0
-# It takes a process about as long to start as to check so many cases.
+# A process takes about as long to start as to check this many cases.
 _CASES_A_PROCESS = 16
-# Of the device's memory, for the tensors of all processes; each needs some besides, for its context.
+# Fraction of device memory for the tensors of all processes; their contexts need the rest.
 _MEMORY = 0.7
 
 Cases = Callable[[], Sequence[Case]]
-# A case's place, and what was found of it.
+# A case's index, and its check; None if it ran out of memory.
 Found = tuple[int, Check | None]
 
 
 def usual_jobs(count: int) -> int:
-    """How many processes so many cases are worth: half of the cores at most."""
+    """Return the number of processes worth starting for `count` cases, half of the cores at most."""
     return max(1, min((os.cpu_count() or 1) // 2, count // _CASES_A_PROCESS))
 
 
 def checks(cases: Cases, count: int, providers: Sequence[str], jobs: int) -> Generator[Found, None, None]:
-    """Check the first `count` cases in so many processes, yielding what is found when it is found.
+    """Check the first `count` cases in `jobs` processes, and yield (index, check) as checks finish.
 
-    A case holds functions, which no process can send another. So each enumerates the cases by itself, by calling
-    `cases`, and is sent their places; `cases` itself has to be picklable. Tritonite's answers are checked, and those of
-    further `providers`, given as to `run.provider`. A case that ends its process fails, and another process goes on.
-    None is found of a case that had too little memory beside the others: it is left to the process that times.
+    A Case holds functions and cannot be pickled. Every process calls `cases` to enumerate the same cases, and receives
+    indices; `cases` itself has to be picklable. Results of Tritonite and of `providers` (texts for `run.provider`) are
+    checked. A case that kills its process fails, and a new process continues. The check is None for a case that ran out
+    of memory next to the others; the process that times cases will check it.
     """
     context = multiprocessing.get_context("spawn")
     waiting = iter(range(count))
     workers = list[_Worker]()
     try:
-        for _, place in zip(range(jobs), waiting, strict=False):
-            workers.append(_Worker(context, (cases, tuple(providers), jobs), place))
+        for _, index in zip(range(jobs), waiting, strict=False):
+            workers.append(_Worker(context, (cases, tuple(providers), jobs), index))
         while workers:
             ready = multiprocessing.connection.wait([worker.connection for worker in workers], 1.0)
             for worker in list(workers):
                 late = time.monotonic() - worker.began > _PATIENCE
                 if worker.connection not in ready and not late:
                     continue
-                yield worker.place, worker.answer(late)
+                yield worker.index, worker.answer(late)
                 following = next(waiting, None)
                 if following is not None and worker.usable:
                     worker.begin(following)
@@ -70,12 +70,12 @@ def checks(cases: Cases, count: int, providers: Sequence[str], jobs: int) -> Gen
 
 
 class _Worker:
-    """A process that checks one case after the other, and the place of the one that it is at."""
+    """A process that checks one case after the other; `index` is its current case."""
 
-    def __init__(self, context: Any, of: tuple[Cases, tuple[str, ...], int], place: int) -> None:
+    def __init__(self, context: Any, of: tuple[Cases, tuple[str, ...], int], index: int) -> None:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, *of), daemon=True)
-        # Ctrl-C reaches every process of a terminal. This one ends the others, which inherit that it is held back.
+        # Ctrl-C reaches every process of a terminal. Workers inherit a blocked SIGINT; this process ends them.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
@@ -83,27 +83,27 @@ class _Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         theirs.close()
         self.usable = True
-        self.begin(place)
+        self.begin(index)
 
-    def begin(self, place: int) -> None:
-        self.place, self.began = place, time.monotonic()
-        # That the process has ended its answer will tell.
+    def begin(self, index: int) -> None:
+        self.index, self.began = index, time.monotonic()
+        # If the process has ended, `answer` reports it.
         with contextlib.suppress(BrokenPipeError):
-            self.connection.send(place)
+            self.connection.send(index)
 
     def answer(self, late: bool) -> Check | None:
-        """What it found, or what became of it."""
+        """Receive the check of the current case, or return one that says how the process ended."""
         if late:
             self.usable = False
             return Check(failure=f"no answer within {_PATIENCE:.0f} s")
         try:
-            found: Check | None
-            found, self.usable = self.connection.recv()
+            checked: Check | None
+            checked, self.usable = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
             self.usable = False
             return Check(failure=f"it ended the process that checked it, with exit code {self.process.exitcode}")
-        return found
+        return checked
 
     def end(self) -> None:
         self.process.kill()
@@ -112,30 +112,30 @@ class _Worker:
 
 
 def _work(connection: Any, cases: Cases, names: tuple[str, ...], jobs: int) -> None:
-    """Check the cases whose places arrive, and send of each what was found and whether the device can still be used."""
+    """Receive indices of cases, check them, and send (check, whether the device is still usable) for each."""
     torch.set_num_threads(1)
     if tritonite.device == "cuda":
         torch.cuda.set_per_process_memory_fraction(_MEMORY / jobs)
     every, providers = cases(), [timing.TRITONITE, *map(provider, names)]
     while True:
         try:
-            place = connection.recv()
+            index = connection.recv()
         except EOFError:
-            # The process that asked is gone.
+            # The parent process has ended.
             return
-        found: Check | None
+        checked: Check | None
         try:
-            found = check(every[place], providers)
+            checked = check(every[index], providers)
         except torch.OutOfMemoryError:
-            found = None
+            checked = None
         except Exception as error:  # noqa: BLE001 - a provider may raise what it likes, and the other cases go on
-            # A kernel that finds no memory beside the other processes' tensors says so in another class.
-            found = None if "out of memory" in str(error) else Check(failure=message(error))
-        connection.send((found, _usable()))
+            # A kernel launch that finds no memory raises another class of error.
+            checked = None if "out of memory" in str(error) else Check(failure=message(error))
+        connection.send((checked, _usable()))
 
 
 def _usable() -> bool:
-    """Whether the device can still be used: after some errors it cannot, in this process."""
+    """Return whether the device still works in this process; after some errors it does not."""
     try:
         timing.synchronize()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What the kernels run on: one capability record for each kind of device."""
+"""Kinds of devices: a capability record for each, and properties of the GPUs present."""
 
 from __future__ import annotations
 
@@ -15,19 +15,34 @@ from tritonite.errors import TritonImportedTooEarly
 
 @dataclass(frozen=True)
 class Device:
-    """What an engine needs to know of a device; nothing in it is particular to an operator.
+    """Capabilities and block sizes of a kind of device; nothing in the record belongs to one operator.
 
-    `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
-    in the interpreter), `tile_bytes` how much it takes of a two-dimensional one, and `small_block` how many elements of
-    the smallest, 0 for the same of all. `transpose_tile` are the (rows, columns) of a tile that reads one operand
-    across the other's grain, `small_transpose_tile` those of a space of `small_elements` or fewer, `row_elements` the
-    elements a program takes of rows that are reduced at a time, in `row_columns` where the rows stand upright,
-    `programs` how many fill the device, `most_warps` the largest program's, `shared_memory` the bytes of it that a
-    program may have (Triton keeps the rest), `registers` how many of 32 bits a multiprocessor has, `options` what its
-    compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a program that
-    runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it
-    is known in what ATen's kernels are faster. The operators that are `unverified` on this kind of device, in what they
-    give or in their speed, stay ATen's unless they are named; so do those of families that are.
+    Attributes:
+        kind: "nvidia", "amd", "interpreter", or "none" for compilation without a device.
+        type: PyTorch's device type.
+        dispatch_key: the key that overrides register at.
+        flat_bytes: bytes of the widest operand that a program handles in a flat iteration space. A block has 2,048
+            elements at most, except in the interpreter.
+        tile_bytes: bytes of the widest operand that a program handles in a two-dimensional iteration space.
+        transpose_tile: (rows, columns) of a tile where operands are contiguous along different dimensions.
+        num_warps: warps of a pointwise program.
+        row_elements: elements that a program reduces at a time.
+        row_columns: contiguous elements of a tile in a column reduction.
+        programs: programs that fill the device.
+        most_warps: warps of the largest program.
+        shared_memory: bytes of shared memory that a program may use; Triton keeps the rest.
+        registers: 32-bit registers of a multiprocessor.
+        small_elements: the size up to which a pointwise iteration space counts as small.
+        small_block: elements of the smallest block in a flat space; 0 where all spaces have the same block.
+        small_transpose_tile: `transpose_tile` of small spaces.
+        interpreted: Triton's interpreter runs the kernels.
+        forward_progress: a running program keeps running while other programs wait for it.
+        ptx: kernels may contain NVIDIA's assembly.
+        aten_measured: it is known where ATen's kernels are faster.
+        unverified: operators and families whose results or speed nobody has verified on this kind of device. They stay
+            ATen's unless a caller names them.
+        options: compiler options of every kernel.
+        flushing: compiler options of kernels in which subnormals may be 0.
     """
 
     kind: str
@@ -55,15 +70,15 @@ class Device:
     flushing: dict[str, Any] = field(default_factory=dict)
 
 
-# What turns Triton's interpreter on, as Triton reads it.
+# Values of TRITON_INTERPRET that Triton itself takes for true.
 _ON = ("1", "true", "yes", "on", "y")
 
 
 def _decorate_library() -> None:
-    """Have Triton's standard library run in the interpreter, as it does where Triton is imported with that set.
+    """Switch Triton's already imported standard library to the interpreter.
 
-    Libraries such as transformers import Triton by themselves. Raises TritonImportedTooEarly for a Triton whose
-    functions are not found.
+    Libraries such as transformers import Triton before Tritonite can set TRITON_INTERPRET. Raises
+    TritonImportedTooEarly if this Triton has other module or class names.
     """
     try:
         from triton.language import core
@@ -73,12 +88,12 @@ def _decorate_library() -> None:
         raise TritonImportedTooEarly from None
     interpreted: dict[int, Any] = {}
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("triton.language")]
-    for place in (*modules, core.tensor):
-        for name, value in list(vars(place).items()):
+    for owner in (*modules, core.tensor):
+        for name, value in list(vars(owner).items()):
             if isinstance(value, JITFunction):
                 function = interpreted.setdefault(id(value), InterpretedFunction(value.fn))
-                # A method gets the tensor itself.
-                setattr(place, name, function if place is not core.tensor else _method(function))
+                # Only a plain function becomes a bound method of the tensor.
+                setattr(owner, name, function if owner is not core.tensor else _method(function))
 
 
 def _method(function: Any) -> Any:
@@ -105,7 +120,7 @@ current = _detect()
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many programs of the largest kind run at a time."""
+    """Return the number of multiprocessors."""
     return _multiprocessors(device) if device.type == "cuda" else max(1, current.programs // 8)
 
 
@@ -115,20 +130,20 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def resident_threads(device: torch.device) -> int:
-    """How many threads run at a time: the most that ATen launches where its kernels stride over their grid."""
+    """Return the number of threads resident at a time, which is the most that ATen's grid-stride kernels launch."""
     return _resident_threads(device) if device.type == "cuda" else 2048
 
 
 @functools.lru_cache(maxsize=64)
 def _resident_threads(device: torch.device) -> int:
     properties = torch.cuda.get_device_properties(device)
-    # In multiples of ATen's blocks.
+    # Whole blocks of 256 threads, as ATen counts.
     return int(properties.multi_processor_count * (properties.max_threads_per_multi_processor // 256 * 256))
 
 
 @functools.lru_cache(maxsize=64)
 def has_tma(device: torch.device) -> bool:
-    """Whether the device copies tiles that a tensor descriptor tells of by itself: NVIDIA's from sm_90 on."""
+    """Return whether the device has TMA, which copies tiles by tensor descriptors: NVIDIA from sm_90 on."""
     if device.type != "cuda":
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
@@ -136,22 +151,22 @@ def has_tma(device: torch.device) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def has_wgmma(device: torch.device) -> bool:
-    """Whether tensor cores read both operands from shared memory, for groups of four warps: sm_90 alone."""
+    """Return whether the device has WGMMA instructions: sm_90 alone."""
     return device.type == "cuda" and has_tma(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
-# Of CUDA 12.3, which takes such launches into CUDA graphs.
+# CUDA 12.3, the first driver that captures dependent launches into CUDA graphs.
 _FIRST_DRIVER = 12_030
 
 
 def prepares_launches(backend: str, architecture: Any) -> bool:
-    """Whether such devices place a launch's programs while the launch before it ends: "cuda" from sm_90, 90, on."""
+    """Return whether a Triton target has programmatic dependent launch: `backend` "cuda", `architecture` 90 or more."""
     return backend == "cuda" and architecture >= 90 and _driver_version() >= _FIRST_DRIVER
 
 
 @functools.lru_cache(maxsize=1)
 def _driver_version() -> int:
-    """That of NVIDIA's driver, as 12030 for CUDA 12.3; the first that will do where there is none."""
+    """Return the CUDA version of NVIDIA's driver (12030 for 12.3), or the lowest sufficient one without a driver."""
     if torch.version.hip is not None or not torch.cuda.is_available():
         return _FIRST_DRIVER
     from tritonite.devices import nvidia
@@ -160,13 +175,13 @@ def _driver_version() -> int:
 
 
 def has_dependent_launch(device: torch.device) -> bool:
-    """Whether a launch may begin before the one ends that it waits for: NVIDIA's from sm_90 on."""
+    """Return whether the device has programmatic dependent launch: NVIDIA from sm_90 on."""
     return device.type == "cuda" and has_tma(device) and _driver_version() >= _FIRST_DRIVER
 
 
 @functools.lru_cache(maxsize=64)
 def has_float8(device: torch.device) -> bool:
-    """Whether Triton converts float8_e4m3fn there: NVIDIA's from sm_89 on, and in the interpreter."""
+    """Return whether Triton converts float8_e4m3fn on the device: NVIDIA from sm_89 on, and the interpreter."""
     if device.type != "cuda":
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
@@ -174,7 +189,7 @@ def has_float8(device: torch.device) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def architecture(device: torch.device) -> str:
-    """The kind of its multiprocessors, such as sm_90; "" of what is no NVIDIA GPU."""
+    """Return the compute capability, such as "sm_90"; "" for anything but an NVIDIA GPU."""
     if device.type != "cuda" or torch.version.hip is not None:
         return ""
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
@@ -182,13 +197,13 @@ def architecture(device: torch.device) -> str:
 
 @functools.lru_cache(maxsize=64)
 def name_of(device: torch.device) -> str:
-    """The name that stored tiles know a device by."""
+    """Return the device name under which tuned tiles are stored."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else current.kind
 
 
 @functools.lru_cache(maxsize=64)
 def shared_memory(device: torch.device) -> int:
-    """The bytes of it that a program may have, but for what Triton keeps of it."""
+    """Return the bytes of shared memory that a program may use, without Triton's own 1,024."""
     if device.type != "cuda" or torch.version.hip is not None:
         return current.shared_memory
     return min(current.shared_memory, torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024)

@@ -16,6 +16,6 @@ RECORD = Device(
     small_elements=2**18,
     small_block=512,
     small_transpose_tile=(16, 32),
-    # ATen draws in another order there than on NVIDIA's.
+    # ATen's order of draws on AMD GPUs differs from its order on NVIDIA GPUs.
     unverified=frozenset(("random", "sampling")),
 )

@@ -14,6 +14,6 @@ RECORD = Device(
     row_columns=128,
     programs=4,
     interpreted=True,
-    # ATen's generator for CPUs is another than its GPUs', so that a seed gives other numbers.
+    # ATen's CPU generator is not Philox, so the same seed gives other numbers.
     unverified=frozenset(("random", "sampling")),
 )

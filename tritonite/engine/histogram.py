@@ -20,10 +20,10 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import fill_zero, move
+from tritonite.language.indices import strided_offset
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
-from tritonite.language.shared import ROOM, add, get, put, room
+from tritonite.language.shared import SHARED_BYTES, add_shared, alloc_shared, load_shared, store_shared
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 from tritonite.runtime.symbols import Size
@@ -150,17 +150,17 @@ def _count(
     step = tl.num_programs(0).to(COUNTING.index) * BLOCK
     begun = tl.program_id(0).to(COUNTING.index) * BLOCK + lane
     if bins < COUNTING.room:
-        own = room(COUNTING.room, DTYPE)
+        own = alloc_shared(COUNTING.room, DTYPE)
         few = bins.to(tl.int32)
         # The bin after the last is for elements that are not counted.
         for begin in range(0, few, BLOCK):
-            put(own, tl.minimum(begin + lane, few), tl.zeros((BLOCK,), DTYPE))
+            store_shared(own, tl.minimum(begin + lane, few), tl.zeros((BLOCK,), DTYPE))
         tl.debug_barrier()
         for j in range(counted):
             bin, weight, mask = _bins_and_weights(
                 *(x, limits, weights, shape, strides, weight_step, n, bins, begun + j * step, COUNTING, DTYPE)
             )
-            add(own, tl.where(mask, bin.to(tl.int32), few), weight)
+            add_shared(own, tl.where(mask, bin.to(tl.int32), few), weight)
         tl.debug_barrier()
         # Each program begins at another bin, so that few add to the same totals at a time.
         turned = tl.program_id(0) * _STAGGER % few
@@ -168,7 +168,7 @@ def _count(
             bin = begin + lane
             mask = bin < few
             bin = (tl.minimum(bin, few - 1) + turned) % few
-            count = get(own, bin, tl.zeros((BLOCK,), DTYPE))
+            count = load_shared(own, bin, tl.zeros((BLOCK,), DTYPE))
             if COUNTING.alone:
                 tl.store(totals + bin, count.to(TOTAL), mask=mask)
             else:
@@ -270,7 +270,7 @@ def _programs(n: int, bins: int | None, device: torch.device) -> int:
 
 def _counts_alone(n: int, bins: int) -> bool:
     """Return whether one program can count all elements in bins of its own."""
-    room = ROOM // 8 if devices.current.ptx else _OWN + 1
+    room = SHARED_BYTES // 8 if devices.current.ptx else _OWN + 1
     return 0 < n <= _BLOCK and bins < room
 
 
@@ -294,7 +294,7 @@ def _add_counts(
     known = bins if isinstance(bins, int) else None
     # Counts in shared memory are int32.
     total = TRITON_DTYPES[torch.int32 if weights is None else totals.dtype]
-    room = ROOM // (8 if total == tl.float64 else 4) if ptx else 0
+    room = SHARED_BYTES // (8 if total == tl.float64 else 4) if ptx else 0
     shape, strides, integer = in_row_major(x)
     for kernel in (_count, _count_outside):
         inside = kernel is _count

@@ -17,8 +17,8 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.movement import check_conversion, move, words
+from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import aligned_to
 from tritonite.runtime.libentry import libentry
 
 # The most pairs of a launch, whose addresses are its arguments, and the most dimensions of a pair.

@@ -12,10 +12,10 @@ import triton.language as tl
 
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.errors import Decline
-from tritonite.language.folds import doublings
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.random import uniform
+from tritonite.language.reduce import exact_log2
 from tritonite.runtime.contract import empty, random_state
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
@@ -58,7 +58,7 @@ def _sum_by_halves(x):
     """Return the sum of each row of a block of shape (rows, 2**k), adding its two halves in every step."""
     ROWS: tl.constexpr = x.shape[0]
     LENGTH: tl.constexpr = x.shape[1]
-    for i in tl.static_range(doublings(LENGTH)):
+    for i in tl.static_range(exact_log2(LENGTH)):
         left, right = tl.split(tl.permute(tl.reshape(x, (ROWS, 2, LENGTH // 2 ** (i + 1))), (0, 2, 1)))
         x = left + right
     return tl.reshape(x, (ROWS,))

@@ -30,8 +30,8 @@ from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_co
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import route, sort_along, sort_long_rows
 from tritonite.errors import Decline
+from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import aligned_to
 from tritonite.language.random import interleave4, words
 from tritonite.runtime.contract import empty_strided, random_state
 from tritonite.runtime.launch import ASSERTING

@@ -17,8 +17,8 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import collapse, common_device, expand_strides, offset_type, power_of_2
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
 from tritonite.runtime.libentry import libentry
 
 

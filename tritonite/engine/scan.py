@@ -34,8 +34,8 @@ from tritonite.engine.rows.kernels import (
     strided_pointers,
 )
 from tritonite.engine.rows.space import RowSpace
-from tritonite.language.folds import doublings
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.reduce import exact_log2
 from tritonite.runtime.contract import settings
 from tritonite.runtime.libentry import libentry
 
@@ -98,7 +98,7 @@ def _scan_by_halves(states, COMBINE: tl.constexpr):
     """
     ROWS: tl.constexpr = states[0].shape[0]
     LENGTH: tl.constexpr = states[0].shape[1]
-    for i in tl.static_range(doublings(LENGTH)):
+    for i in tl.static_range(exact_log2(LENGTH)):
         groups, before = (), ()
         for j in tl.static_range(len(states)):
             group = tl.reshape(states[j], (ROWS * LENGTH // 2 ** (i + 1), 2 ** (i + 1)))

@@ -1,6 +1,14 @@
-"""What formulas are written with, beside triton.language: `libdevice` and `math`.
+"""Device functions that formulas and kernels share, in addition to triton.language.
 
-`libdevice` is Triton's own module when kernels are compiled and its NumPy twin in the interpreter, which has none.
+- `libdevice`: Triton's module, or in the interpreter `interpreted`, which has its functions in NumPy.
+- `math.py`: division, roots, powers and polynomials, correctly rounded or without branches.
+- `approximate.py`: NVIDIA's fast approximations of float32 functions.
+- `indices.py`: quotients, offsets of strided layouts, loads at computed indices.
+- `reduce.py`: block reductions over states of several values, in a fixed order where asked.
+- `bf16x6.py`: float32 products from bfloat16 terms.
+- `shared.py`, `atomic.py`, `registers.py`, `order.py`: shared memory, atomics, register packing, dependent launch.
+- `random.py`, `rejection.py`: Philox and the distributions of cuRAND and ATen.
+- `source.py`: facts about a function from its Python source, before it is compiled.
 """
 
 from triton import knobs

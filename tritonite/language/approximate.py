@@ -1,6 +1,6 @@
-"""NVIDIA's approximate functions of float32, by which ATen makes random numbers there.
+"""NVIDIA's fast float32 approximations, which ATen's random number kernels use on CUDA.
 
-Where they are not, on other devices and in the interpreter, the functions that they approximate stand in.
+Other devices and the interpreter compute the exact function instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _INTERPRETED = knobs.runtime.interpret
 
 
 def _approximate(fast: str, exact: str, turns: bool = False) -> Callable[..., Any]:
-    """A function that NVIDIA calls `fast` and others `exact`, with `turns` of pi times its argument."""
+    """Return a device function that calls libdevice's `fast` on NVIDIA and `exact` elsewhere.
+
+    With `turns` the NVIDIA function itself multiplies its argument by pi; elsewhere the product is passed.
+    """
 
     def in_interpreter(x):
         return getattr(interpreted, exact)(x * math.pi if turns else x)
@@ -41,13 +44,13 @@ log = _approximate("fast_logf", "log")
 sin = _approximate("fast_sinf", "sin")
 cos = _approximate("fast_cosf", "cos")
 tan = _approximate("fast_tanf", "tan")
-# Of pi times a float64, exact on NVIDIA too.
+# sin(pi x) and cos(pi x) of float64, exact on NVIDIA too.
 sinpi = _approximate("sinpi", "sin", turns=True)
 cospi = _approximate("cospi", "cos", turns=True)
 
 
 def _instruction(name: str, exact: str) -> Callable[..., Any]:
-    """One of NVIDIA's instructions, which takes subnormals for 0, and what others call `exact`."""
+    """Return a device function of NVIDIA's instruction `name`, which flushes subnormals; `exact` elsewhere."""
 
     def in_interpreter(x):
         return 1.0 / x if exact == "reciprocal" else getattr(interpreted, exact)(x)

@@ -1,7 +1,4 @@
-"""Atomic operations that Triton does not have, as NVIDIA's GPUs have them.
-
-16-bit floats are added two elements of a word at a time.
-"""
+"""Atomic operations of NVIDIA GPUs that Triton lacks, in PTX: masked compare-and-swap, and packed 16-bit addition."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _SWAP = tl.constexpr("""{
 }""")
 _SWAP_32 = tl.constexpr(_SWAP.value % ("32", "32"))
 _SWAP_64 = tl.constexpr(_SWAP.value % ("64", "64"))
-# Registers of 16 bits are no operands of assembly that takes an element at a time.
+# Inline assembly with one element a call takes no 16-bit registers, so operands are widened to 32 bits.
 _SWAP_16 = tl.constexpr("""{
     .reg .pred p;
     .reg .b16 old, wanted;
@@ -38,19 +35,19 @@ _SWAP_16 = tl.constexpr("""{
 
 
 @triton.jit
-def swap_where(pointers, old, wanted, mask):
-    """Compare and swap words of 16, 32 or 64 bits where a mask is set, and return what was there.
+def compare_and_swap(pointers, old, wanted, mask):
+    """Compare and swap integers of 16, 32 or 64 bits where `mask` is set, and return the values found in memory.
 
-    Lanes off the mask access no memory, and return `old`. Triton's own operation has no mask. A lane of the block must
-    belong to one thread alone.
+    Masked-off elements access no memory and return `old`; `tl.atomic_cas` has no mask. Each element of the block has to
+    be in one thread only.
     """
     address = pointers.to(tl.int64)
     lanes = mask.to(tl.int32)
     if old.dtype.primitive_bitwidth == 16:
-        word = tl.inline_asm_elementwise(
+        wide = tl.inline_asm_elementwise(
             _SWAP_16, "=&r,l,r,r,r", [address, old.to(tl.int32), wanted.to(tl.int32), lanes], tl.int32, False, 1
         )
-        found = word.to(tl.int16)
+        found = wide.to(tl.int16)
     elif old.dtype.primitive_bitwidth == 32:
         found = tl.inline_asm_elementwise(_SWAP_32, "=&r,l,r,r,r", [address, old, wanted, lanes], tl.int32, False, 1)
     else:
@@ -59,11 +56,12 @@ def swap_where(pointers, old, wanted, mask):
 
 
 @triton.jit
-def add_halves(target, offset, value, mask, reach):
-    """Add to elements of a half type, each with a -0.0 for its neighbour in the word, which that leaves as it is.
+def atomic_add_16bit(target, offset, value, mask, reach):
+    """Add fp16 or bf16 values atomically at `target + offset`, as packed pairs.
 
-    An addition of one element is a loop of compare and swap there. It is left to those whose neighbour is not one of
-    the `reach` elements from `target` on. A lane of the block must belong to one thread alone.
+    The other element of a 32-bit pair gets -0.0 added, which leaves it unchanged. Without a pair, an addition is a slow
+    compare-and-swap loop. Only elements whose pair reaches outside target[:reach] go through that loop. Each element
+    of the block has to be in one thread only.
     """
     pointers = target + offset
     address = pointers.to(tl.int64)
@@ -71,13 +69,13 @@ def add_halves(target, offset, value, mask, reach):
     neighbour = tl.where(odd, offset - 1, offset + 1)
     paired = mask & (neighbour >= 0) & (neighbour < reach)
     bits = value.to(tl.int16, bitcast=True).to(tl.int32)
-    word = tl.where(odd, (bits << 16) | 0x8000, (bits & 0xFFFF) | -0x80000000)
+    pair = tl.where(odd, (bits << 16) | 0x8000, (bits & 0xFFFF) | -0x80000000)
     if value.dtype == tl.float16:
         tl.inline_asm_elementwise(
-            _ADD_FLOAT16, "=r,l,r,r", [address & -4, word, paired.to(tl.int32)], tl.int32, is_pure=False, pack=1
+            _ADD_FLOAT16, "=r,l,r,r", [address & -4, pair, paired.to(tl.int32)], tl.int32, is_pure=False, pack=1
         )
     else:
         tl.inline_asm_elementwise(
-            _ADD_BFLOAT16, "=r,l,r,r", [address & -4, word, paired.to(tl.int32)], tl.int32, is_pure=False, pack=1
+            _ADD_BFLOAT16, "=r,l,r,r", [address & -4, pair, paired.to(tl.int32)], tl.int32, is_pure=False, pack=1
         )
     tl.atomic_add(pointers, value, mask=mask & ~paired, sem="relaxed")

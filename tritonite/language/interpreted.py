@@ -1,4 +1,7 @@
-"""The functions of libdevice for Triton's interpreter, each computed in float64 and rounded once."""
+"""Triton's interpreter as kernels need it: libdevice in NumPy, and corrections of the interpreter's operations.
+
+libdevice's functions are computed in float64 and rounded once. `runtime/launch.py` installs the corrections.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
 def by_name(own: Callable[[tl.dtype], np.dtype]) -> Callable[[tl.dtype], np.dtype]:
-    """The interpreter's NumPy dtype of a dtype; its `own` makes a table of all of them for every operation."""
-    found: dict[str, np.dtype] = {}
+    """Return a cached version of the interpreter's dtype conversion `own`, which builds its whole table every call."""
+    cached: dict[str, np.dtype] = {}
 
     def numpy_dtype(type_: tl.dtype) -> np.dtype:
         name = type_.scalar.name
-        if name not in found:
-            found[name] = own(type_)
-        return found[name]
+        if name not in cached:
+            cached[name] = own(type_)
+        return cached[name]
 
     return numpy_dtype
 
 
 def cast(builder: object, source: TensorHandle, type_: tl.dtype) -> TensorHandle:
-    """The interpreter's cast, also of float8, with bfloat16 rounded to nearest even as on a GPU; its own truncates."""
+    """Cast as the interpreter does, but round bfloat16 to nearest even (its own cast truncates), and take float8."""
     to = type_.scalar
     if source.dtype.scalar == tl.float32 and to == tl.bfloat16:
         wide = torch.from_numpy(np.ascontiguousarray(source.data))
@@ -50,7 +53,7 @@ def cast(builder: object, source: TensorHandle, type_: tl.dtype) -> TensorHandle
 
 
 def to_float8(builder: object, source: TensorHandle, type_: tl.dtype, rounding: object) -> TensorHandle:
-    """The interpreter's conversion of and to float8, of float32 to nearest even and with nan; its own loses both."""
+    """Convert float32 to float8 with rounding to nearest even and nan, both of which the interpreter's own loses."""
     if source.dtype.scalar != tl.float32 or type_.scalar not in _FLOAT8:
         return type(builder).create_fp_to_fp(builder, source, type_, rounding)
     wide = torch.from_numpy(np.ascontiguousarray(source.data))
@@ -58,80 +61,81 @@ def to_float8(builder: object, source: TensorHandle, type_: tl.dtype, rounding: 
 
 
 def arithmetic(builder: Any, own: str, *given: Any) -> TensorHandle:
-    """Apply a function, the last of those given, to blocks; to bfloat16 ones in float32, rounded once.
+    """Apply a function, the last item of `given`, to blocks; bfloat16 in float32 with one rounding.
 
-    `own` is the name of the interpreter's method for others, which takes the bits of bfloat16 for integers.
+    Other dtypes go to the interpreter's method named `own`, which would treat the bits of bfloat16 as integers.
     """
     *operands, function = given
     if any(operand.dtype.scalar != tl.bfloat16 for operand in operands):
         return getattr(type(builder), own)(builder, *given)
-    found = function(*[cast(builder, operand, tl.float32).data for operand in operands])
-    if found.dtype == np.bool_:
-        return TensorHandle(found, tl.int1)
-    return cast(builder, TensorHandle(found, tl.float32), tl.bfloat16)
+    result = function(*[cast(builder, operand, tl.float32).data for operand in operands])
+    if result.dtype == np.bool_:
+        return TensorHandle(result, tl.int1)
+    return cast(builder, TensorHandle(result, tl.float32), tl.bfloat16)
 
 
 def dot(
-    builder: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, precision: object, imprecise: int
+    builder: object, a: TensorHandle, b: TensorHandle, acc: TensorHandle, precision: object, imprecise: int
 ) -> TensorHandle:
-    """The interpreter's product, of operands in the dtype accumulated in; its own takes bfloat16 for integers."""
-    accumulator = total.dtype.scalar
-    wide = [cast(builder, operand, accumulator).data for operand in (a, b)]
-    return TensorHandle(np.matmul(*wide) + total.data, accumulator)
+    """Return a @ b + acc in the accumulator's dtype; the interpreter's own product treats bfloat16 as integers."""
+    dtype = acc.dtype.scalar
+    wide = [cast(builder, operand, dtype).data for operand in (a, b)]
+    return TensorHandle(np.matmul(*wide) + acc.data, dtype)
 
 
 def dot_in_order(
-    builder: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, precision: object, imprecise: int
+    builder: object, a: TensorHandle, b: TensorHandle, acc: TensorHandle, precision: object, imprecise: int
 ) -> TensorHandle:
-    """The same without BLAS, whose last bits depend on where in a block a row is, as those of tensor cores do not."""
-    accumulator = total.dtype.scalar
-    wide = [cast(builder, operand, accumulator).data for operand in (a, b)]
-    return TensorHandle(np.einsum("ij,jk->ik", *wide) + total.data, accumulator)
+    """Return `dot` without BLAS, whose last bits depend on a row's position in the block; tensor cores' do not."""
+    dtype = acc.dtype.scalar
+    wide = [cast(builder, operand, dtype).data for operand in (a, b)]
+    return TensorHandle(np.einsum("ij,jk->ik", *wide) + acc.data, dtype)
 
 
 def splat(builder: object, type_: tl.dtype, source: TensorHandle) -> TensorHandle:
-    """The interpreter's block of one value; Triton 3.9 takes what a comparison gives for an integer."""
+    """Fill a block with one value as the interpreter does, also with a bool, which Triton 3.9 takes for an integer."""
     if source.data.dtype == np.bool_:
         return TensorHandle(np.full(type_.shape, source.data.item(), np.bool_), tl.int1)
     return type(builder).create_splat(builder, type_, source)
 
 
 def scalar_constant(semantic: Any, constant: Callable[..., tl.tensor], value: Any, dtype: tl.dtype) -> tl.tensor:
-    """The interpreter's scalar of a number, which is a parameter on a GPU and keeps the sign of -0.0 there."""
+    """Make a scalar of a number, keeping the sign of -0.0, as a kernel parameter on a GPU does."""
     if isinstance(value, float) and value == 0 and dtype is not None and dtype.is_floating():
         return semantic.tensor(getattr(semantic.builder, f"get_{dtype.name}")(value), dtype)
     return constant(value, dtype)
 
 
-def reduce_by_halves(own: Callable[..., Any], reduction: Any, states: tuple[tl.tensor, ...]) -> Any:
-    """The interpreter's reduction by any function, of neighbours in whole blocks; its `own` goes element by element.
+def reduce_pairwise(own: Callable[..., Any], reduction: Any, states: tuple[tl.tensor, ...]) -> Any:
+    """Reduce by combining neighbours pairwise, whole blocks at a time; the interpreter's `own` goes element by element.
 
-    That is left to functions which branch on the elements.
+    A combine function that branches on elements still takes `own`.
     """
     if reduction.axis is None or reduction.keep_dims:
         return own(reduction, states)
     blocks = [np.moveaxis(state.handle.data, reduction.axis, -1) for state in states]
     while blocks[0].shape[-1] > 1:
         sides = [[block[..., side::2] for block in blocks] for side in (0, 1)]
-        halves = [reduction.to_tensor(x, state.dtype) for side in sides for x, state in zip(side, states, strict=True)]
+        pairs = [reduction.to_tensor(x, state.dtype) for side in sides for x, state in zip(side, states, strict=True)]
         try:
-            found = reduction.combine_fn.fn(*halves)
+            combined = reduction.combine_fn.fn(*pairs)
         except InvalidDeclaration:
             return own(reduction, states)
-        blocks = [each.handle.data for each in (found if isinstance(found, tuple) else (found,))]
+        blocks = [each.handle.data for each in (combined if isinstance(combined, tuple) else (combined,))]
     return [reduction.to_tensor(block[..., 0], state.dtype) for block, state in zip(blocks, states, strict=True)]
 
 
 def refuse_unless(condition: Any, message: str) -> None:
-    """The interpreter's assertion, of all elements of a block. Raises Decline."""
+    """Raise Decline with `message` unless all elements of `condition` are set: the interpreter's `tl.device_assert`."""
     if not np.all(condition):
         raise Decline(message, lasting=False)
 
 
 def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:
-    """What the interpreter makes of `tl.tensor`; a number of Triton 3.6's is no index to NumPy 2.4.
+    """Patch `tl.tensor` by the interpreter's own `patch`, then replace its `__index__` and `__bool__`.
 
-    Its own takes every block for true, of which Triton's compiler says that its truth is ambiguous.
+    NumPy 2.4 does not accept Triton 3.6's scalars as indices. The interpreter takes every block for true; Triton's
+    compiler refuses its truth value as ambiguous.
     """
     patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
@@ -139,7 +143,7 @@ def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:
 
 
 def _truth(value: tl.tensor) -> bool:
-    """Whether a scalar is true. Raises InvalidDeclaration for a block, but where Triton asks whether it is there."""
+    """Return whether a scalar is true. Raises InvalidDeclaration for a block, unless Triton itself asks."""
     if not value.type.is_block():
         return bool(value.handle.data)
     asking = sys._getframe(1)
@@ -150,6 +154,8 @@ def _truth(value: tl.tensor) -> bool:
 
 
 def _elementwise(function: Callable[..., np.ndarray]) -> Callable[..., tl.tensor]:
+    """Return a function of interpreter tensors that broadcasts, computes in float64 and rounds to the first's dtype."""
+
     def call(*operands: tl.tensor) -> tl.tensor:
         first = operands[0]
         values = np.broadcast_arrays(*(operand.handle.data for operand in operands))
@@ -205,6 +211,6 @@ trunc = _elementwise(np.trunc)
 
 
 def popc(x: tl.tensor) -> tl.tensor:
-    """How many bits of integers of 32 bits are set."""
+    """Return the number of set bits of 32-bit integers."""
     bits = np.unpackbits(np.ascontiguousarray(x.handle.data.astype(np.int32))[..., None].view(np.uint8), axis=-1)
     return tl.tensor(TensorHandle(bits.sum(axis=-1, dtype=np.int32), tl.int32), x.type)

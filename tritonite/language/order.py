@@ -1,4 +1,4 @@
-"""Where a kernel waits for the launch before it, so that a device may prepare one launch while another ends."""
+"""Programmatic dependent launch: a kernel may start while the launch before it ends, and waits before it reads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from triton.language import core
 
 
 def _wait(_semantic: Any = None) -> None:
-    """Wait until all that was launched before on this stream has ended and what it wrote can be read.
+    """Wait until earlier launches on this stream have ended and their writes are visible.
 
-    A kernel calls it before it reads or writes anything. It is launched then as programmatic dependent launches are, on
-    devices that have them (CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization"): its programs
-    are placed while the last ones before it end, which saves 0.3 microseconds a launch in a CUDA graph and 1 on a busy
-    stream of an H200. Nothing tells the device to begin them sooner, since a profiler would count their waiting.
+    A kernel calls this function before its first read or write. Devices with programmatic dependent launch schedule
+    the kernel's programs while the last programs of the launch before it end (CUDA Programming Guide, "Programmatic
+    Dependent Launch and Synchronization"). No kernel triggers dependents early, because a profiler would count the
+    waiting as run time.
     """
     if getattr(_semantic.builder.options, "launch_pdl", False):
         assembly = "griddepcontrol.wait; // dummy $0"
@@ -22,12 +22,12 @@ def _wait(_semantic: Any = None) -> None:
 
 
 def _nothing() -> None:
-    """In the interpreter launches follow each other."""
+    """Do nothing: launches run one after the other in the interpreter."""
 
 
 wait_for_previous_launch = _nothing if knobs.runtime.interpret else core.builtin(_wait)
 
 
 def waits(kernel: Any) -> bool:
-    """Whether a function of `triton.jit` or `gluon.jit` waits for the launch before its own."""
+    """Return whether a function of `triton.jit` or `gluon.jit` calls `wait_for_previous_launch` itself."""
     return "wait_for_previous_launch" in kernel.fn.__code__.co_names

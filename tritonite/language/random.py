@@ -1,7 +1,7 @@
-"""Philox-4x32-10 (Salmon et al. 2011) and what cuRAND makes of its words, to the bit where arithmetic is exact.
+"""Philox-4x32-10 (Salmon et al. 2011) and cuRAND's distributions of its words, to the bit where arithmetic is exact.
 
-A sampler takes (seed, counter, thread), the counter counting draws of four words by each thread, and returns the values
-of one draw in order: four of 32 bits, or two of 64.
+A sampler takes (seed, counter, thread). `counter` counts the draws of a thread, each of four 32-bit words. A sampler
+returns the values of one draw in order: four 32-bit values, or two 64-bit ones.
 """
 
 import triton
@@ -11,42 +11,42 @@ from tritonite.language import approximate, libdevice
 from tritonite.language.math import multiply_add, square_root
 
 _INVERSE = tl.constexpr(2.0**-32)
-# Of float32: 2**-32 times the circle, rounded.
+# 2 pi * 2**-32, with 2 pi rounded to float32.
 _CIRCLE = tl.constexpr(6.2831854820251465 * 2.0**-32)
 _WIDE_INVERSE = tl.constexpr(2.0**-53)
 
 
-# The multipliers of a round, and what it adds to the keys.
+# A round's multipliers, and its increments of both keys.
 _TIMES_A, _TIMES_C = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 _TO_FIRST, _TO_SECOND = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
 _ROUNDS = tl.constexpr(10)
 
 
 @triton.jit
-def _halves(x):
-    """The 32 high and the 32 low bits of numbers of 64."""
+def _high_low(x):
+    """Return the high and the low 32 bits of 64-bit integers."""
     return (x >> 32).to(tl.uint32), (x & 0xFFFFFFFF).to(tl.uint32)
 
 
 @triton.jit
 def interleave4(a, b, c, d):
-    """Elements of four tensors by turns."""
+    """Interleave four tensors along their last dimension: a0, b0, c0, d0, a1, ..."""
     return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
 
 
 @triton.jit
 def words(seed, counter, thread, ROUNDS: tl.constexpr = _ROUNDS):
-    """curand4: four words of 32 bits.
+    """Return four 32-bit words, as curand4.
 
-    A product of 64 bits gives both halves, which are two multiplications if asked for one by one.
+    One 64-bit product has both 32-bit results of a round; separate high and low products would be two instructions.
     """
-    d, c = _halves(thread.to(tl.uint64))
-    high, low = _halves(counter.to(tl.uint64))
+    d, c = _high_low(thread.to(tl.uint64))
+    high, low = _high_low(counter.to(tl.uint64))
     a, b = tl.broadcast_to(low, thread.shape), tl.broadcast_to(high, thread.shape)
-    second_key, first_key = _halves(seed.to(tl.uint64))
+    second_key, first_key = _high_low(seed.to(tl.uint64))
     for _ in tl.static_range(ROUNDS):
-        high_of_a, low_of_a = _halves(a.to(tl.uint64) * _TIMES_A)
-        high_of_c, low_of_c = _halves(c.to(tl.uint64) * _TIMES_C)
+        high_of_a, low_of_a = _high_low(a.to(tl.uint64) * _TIMES_A)
+        high_of_c, low_of_c = _high_low(c.to(tl.uint64) * _TIMES_C)
         a, b, c, d = high_of_c ^ b ^ first_key, low_of_c, high_of_a ^ d ^ second_key, low_of_a
         first_key += _TO_FIRST
         second_key += _TO_SECOND
@@ -55,33 +55,33 @@ def words(seed, counter, thread, ROUNDS: tl.constexpr = _ROUNDS):
 
 @triton.jit
 def wide_words(seed, counter, thread):
-    """Two words of 64 bits, the first of each pair the high one."""
+    """Return two 64-bit words; the first 32-bit word of each pair is the high one."""
     a, b, c, d = words(seed, counter, thread)
     return (a.to(tl.uint64) << 32) | b.to(tl.uint64), (c.to(tl.uint64) << 32) | d.to(tl.uint64)
 
 
 @triton.jit
 def uniform_of(word):
-    """In (0, 1]."""
+    """Return a float32 in (0, 1] for a 32-bit word, as cuRAND does."""
     return word.to(tl.float32) * _INVERSE + _INVERSE / 2
 
 
 @triton.jit
 def _uniform_bits(low, high):
-    """The 53 bits that cuRAND makes a float64 of."""
+    """Return the 53 bits that cuRAND makes a float64 of, as a float64 integer."""
     return (low.to(tl.uint64) ^ (high.to(tl.uint64) << 21)).to(tl.float64)
 
 
 @triton.jit
 def uniform(seed, counter, thread):
-    """curand_uniform4: four float32 in (0, 1]."""
+    """Return four float32 in (0, 1], as curand_uniform4."""
     a, b, c, d = words(seed, counter, thread)
     return uniform_of(a), uniform_of(b), uniform_of(c), uniform_of(d)
 
 
 @triton.jit
 def wide_uniform(seed, counter, thread):
-    """curand_uniform2_double: two float64 in (0, 1]."""
+    """Return two float64 in (0, 1], as curand_uniform2_double."""
     a, b, c, d = words(seed, counter, thread)
     first = _uniform_bits(a, b) * _WIDE_INVERSE + _WIDE_INVERSE / 2
     return first, _uniform_bits(c, d) * _WIDE_INVERSE + _WIDE_INVERSE / 2
@@ -89,7 +89,7 @@ def wide_uniform(seed, counter, thread):
 
 @triton.jit
 def box_muller(x, y):
-    """Two normal numbers of two words (Box and Muller 1958)."""
+    """Return two normal float32 for two words (Box and Muller 1958)."""
     angle = y.to(tl.float32)
     circle = tl.full(angle.shape, _CIRCLE, tl.float32)
     angle = multiply_add(angle, circle, circle / 2)
@@ -99,7 +99,7 @@ def box_muller(x, y):
 
 @triton.jit
 def normal(seed, counter, thread):
-    """curand_normal4: four float32."""
+    """Return four normal float32, as curand_normal4."""
     a, b, c, d = words(seed, counter, thread)
     first, second = box_muller(a, b)
     third, fourth = box_muller(c, d)
@@ -108,7 +108,7 @@ def normal(seed, counter, thread):
 
 @triton.jit
 def wide_normal(seed, counter, thread):
-    """curand_normal2_double: two float64."""
+    """Return two normal float64, as curand_normal2_double."""
     a, b, c, d = words(seed, counter, thread)
     radius = square_root(-2.0 * libdevice.log(_uniform_bits(a, b) * _WIDE_INVERSE + _WIDE_INVERSE / 2))
     angle = _uniform_bits(c, d) * (2 * _WIDE_INVERSE) + _WIDE_INVERSE

@@ -1,4 +1,4 @@
-"""What a loop carries along in registers."""
+"""16-bit values that a loop carries in registers, one value a register."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def in_own_registers(value):
-    """Elements that a loop loads one by one, a turn before it wants them; `from_registers` gives them back.
+    """Return prefetched elements, 16-bit ones extended to uint32 bits; `from_registers` reverses it.
 
-    The compiler would carry two elements of 16 bits along in one register, and packs them as soon as they are loaded,
-    so that the loop waits for each pair. Extended to 32 bits by the load itself, each has a register of its own.
+    The compiler packs two 16-bit loop values into one register as soon as they are loaded, so the loop would wait for
+    each load. The load itself extends a value to 32 bits, without waiting.
     """
     if value.dtype.primitive_bitwidth == 16:
         bits = value.to(tl.int16, bitcast=True)
@@ -21,7 +21,7 @@ def in_own_registers(value):
 
 @triton.jit
 def from_registers(value, DTYPE: tl.constexpr):
-    """The elements, of DTYPE again."""
+    """Return the elements of `in_own_registers`, as DTYPE again."""
     if DTYPE.primitive_bitwidth == 16 and value.dtype == tl.uint32:
         value = value.to(tl.uint16).to(DTYPE, bitcast=True)
     return value

@@ -1,4 +1,4 @@
-"""What the source of a function in Triton's language tells before anything is compiled."""
+"""Facts about a Triton function from its Python source and bytecode, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 import triton.language as tl
 from triton.runtime.jit import JITCallable, KernelInterface
 
-# How many values they are, only Triton knows.
+# Expressions that may be one value or a tuple; only Triton knows.
 _OPEN = (ast.Attribute, ast.Call, ast.IfExp, ast.Name, ast.Subscript, type(None))
 
 
 def result_counts(function: Callable[..., Any]) -> set[int]:
-    """How many values its return statements give, as far as its source and that of functions it calls tell."""
+    """Return the numbers of values that its return statements give, as far as its source and its callees' show."""
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, SyntaxError):
@@ -34,7 +34,7 @@ def result_counts(function: Callable[..., Any]) -> set[int]:
                 counts |= result_counts(called.fn)
         given = [value]
         if isinstance(value, ast.Name):
-            # Which of the values that it is given is returned, only Triton knows: they count where all are tuples.
+            # Only Triton knows which assignment reaches the return; they count only if all assign tuples.
             given = [node.value for node in nodes if isinstance(node, ast.Assign) and _is_name(node.targets, value.id)]
             given = given if all(isinstance(each, ast.Tuple) for each in given) else []
         counts |= {
@@ -44,7 +44,7 @@ def result_counts(function: Callable[..., Any]) -> set[int]:
 
 
 def returns_nothing(function: Callable[..., Any]) -> bool:
-    """Whether the source of a function has no return statement with a value; False where there is no source."""
+    """Return whether no return statement of a function has a value; False if its source cannot be read."""
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, SyntaxError):
@@ -58,7 +58,7 @@ def _is_name(targets: list[ast.expr], name: str) -> bool:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """All within a definition but what is in definitions within it."""
+    """Yield all nodes of a definition, without those of functions nested in it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.Lambda)):
             yield child
@@ -66,13 +66,16 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def enclosed(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables of enclosing functions that a function reads, with their values, if they have any yet."""
+    """Return the variables of enclosing functions that a function reads, with their values, unless still unbound."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if _has_value(cell)}
 
 
 def without_enclosed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with those variables among its globals, where Triton's interpreter looks for them."""
+    """Return a copy of the function with its enclosing functions' variables among its globals.
+
+    Triton's interpreter looks up variables in globals alone.
+    """
     variables = enclosed(function)
     if not variables:
         return function
@@ -87,7 +90,7 @@ def without_enclosed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refused_names(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables outside a function that it reads and Triton does not let it read, with their values."""
+    """Return the outer variables that a function reads although Triton does not compile them, with their values."""
     outer = enclosed(function)
     for instruction in dis.get_instructions(function):
         if instruction.opname == "LOAD_GLOBAL" and instruction.argval in function.__globals__:
@@ -104,7 +107,7 @@ def _has_value(cell: Any) -> bool:
 
 
 def _readable(value: Any) -> bool:
-    """Whether Triton lets a function read such a value from outside of it."""
+    """Return whether Triton lets a function read this value from an outer scope."""
     return (
         value is None
         or isinstance(value, (ModuleType, KernelInterface, JITCallable, tl.constexpr, tl.dtype))

@@ -19,7 +19,7 @@ from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import logs_of_share, maximum_nan, multiply_add, true_divide
+from tritonite.language.math import log_and_log1m, maximum_nan, multiply_add, true_divide
 from tritonite.ops import aten
 from tritonite.ops.aten import ON_CPU
 from tritonite.ops.reduction import add_states, added_to_zero, check_floats, over_count
@@ -185,7 +185,7 @@ def soft_margin_loss(self, target, reduction, outs=()):
 @triton.jit
 def _unit_cross_entropy(self, target):
     """Cross entropy of a target in [0, 1]; nan for an input outside [0, 1]."""
-    log, other_log = logs_of_share(self)
+    log, other_log = log_and_log1m(self)
     lowest = tl.full(log.shape, -100.0, log.dtype)
     return (target - 1.0) * maximum_nan(other_log, lowest) - target * maximum_nan(log, lowest)
 

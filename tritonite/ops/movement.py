@@ -26,8 +26,8 @@ from tritonite.engine.movement import (
 )
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
-from tritonite.language.math import side_by_side
-from tritonite.language.places import read_at
+from tritonite.language.indices import read_at
+from tritonite.language.math import pack_complex
 from tritonite.ops import aten
 from tritonite.registry import exclude, scalar_kernel
 from tritonite.registry import operator as any_operator
@@ -464,7 +464,7 @@ def _components(real, imag):
 
 @scalar_kernel(own=("real", "imag"), accepts=(torch.int32, torch.int64))
 def _packed_components(real, imag):
-    return side_by_side(real, imag)
+    return pack_complex(real, imag)
 
 
 @operator("complex", kernels=(_components,))

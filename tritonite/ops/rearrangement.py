@@ -15,7 +15,7 @@ from tritonite.engine.iteration import has_channels_last
 from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, through, words
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
-from tritonite.language.places import read_at
+from tritonite.language.indices import read_at
 from tritonite.ops import aten
 from tritonite.registry import operator as any_operator
 from tritonite.registry import scalar_kernel

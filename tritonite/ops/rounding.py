@@ -9,7 +9,7 @@ from tritonite.engine.iteration import broadcast_shape, output_strides
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import side_by_side, true_divide
+from tritonite.language.math import pack_complex, true_divide
 from tritonite.registry import operator, pointwise, scalar_kernel
 from tritonite.runtime.contract import empty_strided
 
@@ -125,7 +125,7 @@ _polar_formula = _polar.formula
 @scalar_kernel(accepts=(torch.float32,), output_dtypes=(torch.int64,))
 def _packed_polar(abs, angle):
     real, imag = _polar_formula(abs, angle)
-    return side_by_side(real, imag)
+    return pack_complex(real, imag)
 
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}

@@ -1,6 +1,6 @@
-"""What ran where, and why: before a call (explain) and after it (report).
+"""Reports for users: which kernel serves a call, or why ATen does.
 
-- explain: which kernel or which reason to decline a call would meet
-- report: the operators of a function's calls, by who served them
-- stats: the counts of calls served and declined, as a table
+- `explain.py`: describe a call before it runs: its kernels, or the reason to decline it.
+- `report.py`: run a function and count its operators' calls in Triton kernels and in ATen.
+- `stats.py`: the counts of calls served and declined, as a table.
 """

@@ -1,4 +1,4 @@
-"""Why a call goes where it goes."""
+"""`explain`: describe what a call would run, without running it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,28 @@ from tritonite.runtime.recorder import Recorder, record
 
 
 def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """What happens to a call with these arguments: the path, promotion, launches, results, or why ATen serves it.
+    """Describe a call: the path it takes, its promotion, launches and results, or why ATen serves it.
 
-    Nothing is computed, allocated, written or drawn, though kernels may be compiled: the host function runs, and what
-    it would launch is noted instead.
+    The host function runs, and its launches are recorded instead of made. Nothing is computed, allocated, written or
+    drawn from a generator. Kernels may be compiled.
 
     Args:
-        function: an overload ("add.Tensor"), an operator outside ATen with its namespace ("tritonite::silu_and_mul"),
-            the name of a function of torch's ("softmax", "torch.softmax", "aten::softmax"), a glob over overloads
-            ("bitwise_*"), or a function (torch.softmax, one of your own). Of a function each call of ATen's operators
-            is explained, with the arguments that the function gives it.
-        args: the overload's or the function's.
+        function: one of
+            - an overload ("add.Tensor");
+            - an operator outside ATen, with its namespace ("tritonite::silu_and_mul");
+            - the name of a function of torch ("softmax", "torch.softmax", "aten::softmax");
+            - a glob over overloads ("bitwise_*");
+            - a function (torch.softmax, or your own).
+            For a function, every call of an ATen operator in it is explained, with the arguments of that call.
+        args: the positional arguments of the overload or function; `kwargs` has its keyword arguments.
 
-    Raises UnknownOperator for a name that torch has not, Unsupported for a call outside ATen that would, and ATen's own
-    error for arguments that ATen refuses.
+    Returns:
+        Text of several lines, one paragraph for each operator call.
+
+    Raises:
+        UnknownOperator: torch has no function or operator of this name.
+        Unsupported: the operator is outside ATen and does not serve these arguments.
+        Exception: ATen's own error, if ATen refuses the arguments.
     """
     if not isinstance(function, str):
         return _traced(getattr(function, "__name__", str(function)), function, args, kwargs)
@@ -50,10 +58,7 @@ def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> st
 
 
 def _matching(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What happens to a call of each overload that a glob names and ATen gives these arguments to.
-
-    Raises ATen's error where it refuses them to all.
-    """
+    """Explain each overload that matches a glob and takes these arguments. Raises ATen's error if none does."""
     texts, refusals = list[str](), list[Exception]()
     for name in sorted(select(pattern)):
         try:
@@ -68,13 +73,13 @@ def _matching(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 
 
 def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What happens to a call of an overload or of a function of torch's."""
+    """Explain an overload, or a function of torch, by name."""
     known = registry.overloads()
     if "." not in name and schemas(name):
         chosen = _chosen(name, args, kwargs)
         function = names.python_function(name)
         if not chosen and function is not None:
-            # torch.randn takes sizes one by one, which the operator does not.
+            # Some functions, such as torch.randn, take sizes one by one, which their operators do not.
             with contextlib.suppress(TypeError):
                 return _traced(name, function, args, kwargs)
         if chosen in known:
@@ -88,7 +93,7 @@ def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _chosen(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the overload that ATen chooses for these arguments; "" where none takes them."""
+    """Return the overload that ATen chooses for these arguments; "" if none takes them."""
     try:
         overload = torch._C._jit_resolve_packet(f"aten::{packet}", *args, **kwargs)
     except RuntimeError:
@@ -97,27 +102,27 @@ def _chosen(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _traced(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What happens to each call of ATen's operators in a function."""
+    """Explain each call of an ATen operator in a function."""
     devices_seen = [torch.cuda.current_device()] if devices.current.type == "cuda" else []
-    # What sets or moves a generator by itself is called.
+    # A function that seeds or advances a generator itself does so while it is traced.
     with torch.random.fork_rng(devices_seen):
         calls, _ = names.traced(function, args, kwargs)
     given = {id(value) for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
     title = f"{name}{_describe(args, kwargs)}\nruns as    {', '.join(call.overload for call in calls) or 'views alone'}"
     if len(calls) == 1 and name == calls[0].overload:
-        # It is an operator, and has said so.
+        # The function is the operator: its own paragraph says all.
         return _call(calls[0], given)
     return "\n\n".join([title, *(_call(each, given) for each in calls)])
 
 
 def _call(each: names.AtenCall, given: set[int]) -> str:
-    """What happens to a call of ATen's that was traced; tensors that it would compute have no memory."""
+    """Explain a traced call; intermediate tensors, which are not among the `given` ids, get no memory."""
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in given or tensor.layout is not torch.strided:
             return tensor
         if not tensor.dim() and tensor.device.type == "cpu":
-            # It may be read as a number of the call.
+            # The call may read its value, as it does a number's.
             return torch.ones((), dtype=tensor.dtype)
         return hollow(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
@@ -130,11 +135,11 @@ def _call(each: names.AtenCall, given: set[int]) -> str:
 
 
 def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What happens to a call of an overload."""
+    """Explain a call of an overload."""
     refusal = _refusal(op, args, kwargs)
     foreign = str(refusal).startswith((op.qualified.partition("::")[0] + "::", "Unknown keyword"))
     if refusal is not None and foreign:
-        # They are not the schema's arguments.
+        # ATen's message names the schema: the arguments do not match it.
         raise refusal
     values = _in_schema_order(op, args, kwargs)
     dispatcher = native_dispatcher()
@@ -143,9 +148,9 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if op.declaration.library is not None:
         state = "outside ATen: always registered"
     elif not op.has_place:
-        state = "ATen has it on CUDA alone; here it can be called directly"
+        state = "an operator of CUDA alone; here it can be called directly"
     elif not op.verified and op.overload not in installed():
-        state = "not overridden now: not verified on this kind of device, it is only where include= names it"
+        state = "not overridden now: not verified on this kind of device; include= can name it"
     lines = [f"{op.overload}{_describe(args, kwargs)}", f"state      {state}"]
     if contract.settings().invariant:
         lines.append("settings   invariant")
@@ -166,25 +171,25 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _dry(op: Op, values: Sequence[Any]) -> tuple[Sequence[Any] | None, Recorder]:
-    """What a call would return, None where its own data decides, and the recorder of what it would do."""
+    """Return a call's results, None if its data would decide them, and the recorder of its steps; run nothing."""
     recorder: Recorder | None = None
     run, leaves, numbers = recordable(op, values)
 
-    def noting() -> Sequence[Any]:
+    def run_recorded() -> Sequence[Any]:
         nonlocal recorder
         recorder = contract.recorder()
         return run()
 
     results: Sequence[Any] | None = None
-    # As in a call, autograd is done: it would note what is written.
+    # Below autograd, as in a real call; autograd would count writes as in-place changes.
     with contextlib.suppress(DataUnknown), torch._C._AutoDispatchBelowADInplaceOrView():
-        results, _ = record(noting, leaves, numbers, watch=op.declaration.watched, dry=True)
+        results, _ = record(run_recorded, leaves, numbers, watch=op.declaration.watched, dry=True)
     assert recorder is not None
     return results, recorder
 
 
 def declined_unasked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why a call goes to ATen where an operator is enabled and nothing else is asked for; "" where it does not."""
+    """Return why a call declines under default settings, as if its operator were enabled; "" if a kernel serves it."""
     try:
         with contract.under(contract.settings_of()):
             _dry(op, _in_schema_order(op, args, kwargs))
@@ -194,19 +199,19 @@ def declined_unasked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 
 
 def overload_named(name: str) -> Op:
-    """The overload of this name, "tritonite::" before it where it is outside ATen. Raises UnknownOperator."""
-    found = registry.overloads()
+    """Return the overload of a name ("tritonite::..." outside ATen). Raises UnknownOperator."""
+    known = registry.overloads()
     if "::" in name:
         importlib.import_module("tritonite.fused")
-        found = library.registered()
-    if name in found:
-        return found[name]
+        known = library.registered()
+    if name in known:
+        return known[name]
     reason = registry.excluded.get(name)
     raise UnknownOperator(name=name, hint=f" ({reason})" if reason else "")
 
 
 def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
-    """What ATen raises for these arguments, as far as it tells of tensors without elements."""
+    """Return ATen's error for these arguments, as far as meta tensors show it; None if there is none."""
     space, _, name = op.qualified.partition("::")
     packet, _, overload = name.partition(".")
     function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
@@ -214,7 +219,7 @@ def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception
     if any(tensor.layout is not torch.strided for tensor in tensors):
         return None
     metas, named = pytree.tree_map_only(torch.Tensor, without_elements, (args, kwargs))
-    # Such tensors have no generator, and what is made on another device would take memory.
+    # Meta tensors have no generator. A factory's result on another device would take memory.
     metas, named = pytree.tree_map_only(torch.Generator, lambda _: None, (metas, named))
     if any(argument.name == "device" for argument in op.schema.arguments[len(args) :]):
         named |= {"device": "meta", "pin_memory": None}
@@ -223,7 +228,7 @@ def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception
             warnings.simplefilter("ignore")
             function(*metas, **named)
     except (NotImplementedError, TypeError, AssertionError, Unsupported):
-        # Some formulas for such tensors lack what ATen has, or are stricter.
+        # Some meta functions are missing, or stricter than ATen.
         return None
     except (RuntimeError, ValueError, IndexError) as error:
         return error
@@ -231,7 +236,7 @@ def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception
 
 
 def _in_schema_order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """All of the schema's arguments, with defaults for those that are not given."""
+    """Return a value for each of the schema's arguments, in order, with defaults for those not given."""
     values = list(args)
     for argument in op.schema.arguments[len(args) :]:
         values.append(kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
@@ -239,7 +244,7 @@ def _in_schema_order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 
 
 def _steps(recorder: Recorder) -> Iterator[str]:
-    """A line for what a call does in turn."""
+    """Yield a line for each promotion and each step of a call, in order."""
     for summary in recorder.promotions:
         results = ", ".join(map(_short, summary["results"]))
         common, compute = _short(summary["common"]), _short(summary["compute"])

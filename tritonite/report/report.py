@@ -1,4 +1,4 @@
-"""Where the calls in a function ran, how often, why not here, and what they cost."""
+"""`report`: run a function and count its operators' calls by who served them, with reasons and device times."""
 
 from __future__ import annotations
 
@@ -21,15 +21,21 @@ from tritonite.report.stats import stats
 from tritonite.runtime.opaque import OpaqueMode
 from tritonite.runtime.stats import Counts
 
-# What the ranges of a profile are called in which an operator's call ran.
+# Prefix of the profiler ranges around operators' calls.
 _RANGE = "tritonite.report "
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorReport:
-    """The calls of one overload: how many, in Triton kernels and in ATen, and why those in ATen were, by reason.
+    """Counts of one overload's calls.
 
-    `microseconds` is their time on the device, and `share` its part of all operators'; None without a GPU.
+    Attributes:
+        calls: number of calls; the sum of `tritonite` and `aten`.
+        tritonite: calls that Triton kernels served.
+        aten: calls that ATen served.
+        reasons: number of ATen's calls by reason.
+        microseconds: device time of all calls; None without a GPU.
+        share: device time as a fraction of all operators' time, 0 to 1; None without a GPU.
     """
 
     calls: int
@@ -41,54 +47,56 @@ class OperatorReport:
 
     @property
     def faster_in_aten(self) -> int:
-        """How many of the calls in ATen a kernel could have served, had ATen not been faster."""
+        """The number of ATen's calls that a kernel could serve, but more slowly."""
         return self.reasons.get(ATEN_IS_FASTER, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `report()` found: `operators` by overload, the dearest first, and the function's own `result`.
+    """Result of `report()`. `str` and rich print it as a table; `as_dict()` is for programs.
 
-    It prints as a table; `as_dict()` is for programs.
+    Attributes:
+        operators: an OperatorReport by overload name, in descending order of device time, then of calls.
+        result: the return value of the reported function.
     """
 
     operators: dict[str, OperatorReport]
     result: Any = dataclasses.field(repr=False)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """The operators by overload, each with its fields."""
-        return {name: dataclasses.asdict(found) for name, found in self.operators.items()}
+        """Return `operators` as nested dicts of plain values."""
+        return {name: dataclasses.asdict(each) for name, each in self.operators.items()}
 
     def __rich__(self) -> Any:
         from rich.table import Column, Table
 
-        timed = any(found.microseconds is not None for found in self.operators.values())
+        timed = any(each.microseconds is not None for each in self.operators.values())
         numbers = ["calls", "Triton", "ATen", *(["device us", "share"] if timed else [])]
         columns = (Column(name, justify="right") for name in numbers)
         table = Table(
             Column("operator", overflow="fold"), *columns, "why ATen", title=self._title(), title_justify="left"
         )
-        for name, found in self.operators.items():
-            times = [f"{found.microseconds:.1f}", f"{found.share:.1%}"] if timed else []
-            counts = (str(count or "") for count in (found.calls, found.tritonite, found.aten))
-            table.add_row(name, *counts, *times, "; ".join(found.reasons))
+        for name, each in self.operators.items():
+            times = [f"{each.microseconds:.1f}", f"{each.share:.1%}"] if timed else []
+            counts = (str(count or "") for count in (each.calls, each.tritonite, each.aten))
+            table.add_row(name, *counts, *times, "; ".join(each.reasons))
         return table
 
     def __str__(self) -> str:
         return text_table.text_of(self)
 
     def _title(self) -> str:
-        every = self.operators.values()
-        ours, calls = sum(found.tritonite for found in every), sum(found.calls for found in every)
-        timed = [found for found in every if found.microseconds is not None]
-        spent = f", {sum(found.microseconds or 0 for found in timed):.0f} us on the device" if timed else ""
-        faster = sum(found.faster_in_aten for found in every)
+        reports = self.operators.values()
+        ours, calls = sum(each.tritonite for each in reports), sum(each.calls for each in reports)
+        timed = [each for each in reports if each.microseconds is not None]
+        spent = f", {sum(each.microseconds or 0 for each in timed):.0f} us on the device" if timed else ""
+        faster = sum(each.faster_in_aten for each in reports)
         left = f", {faster} where ATen is faster" if faster else ""
-        return f"{calls} calls of {len(every)} operators, {ours} in Triton kernels{left}{spent}"
+        return f"{calls} calls of {len(reports)} operators, {ours} in Triton kernels{left}{spent}"
 
 
 class _Watching(OpaqueMode):
-    """Counts the operators that compute, and gives each a range of its own in a profile."""
+    """Dispatch mode that counts calls of operators that compute, and opens a profiler range around each if timed."""
 
     def __init__(self, timed: bool) -> None:
         super().__init__()
@@ -100,7 +108,7 @@ class _Watching(OpaqueMode):
         with self:
             result = decomposed(func, devices.current.dispatch_key or "CPU", args, kwargs)
         if result is not NotImplemented:
-            # Its parts are the calls.
+            # A composite operator: its component calls were counted.
             return result
         if not computes(func):
             return func(*args, **kwargs)
@@ -111,18 +119,20 @@ class _Watching(OpaqueMode):
 
 
 def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
-    """Run a function once, and say of each call of ATen in it, backward passes included, who ran it and why.
+    """Run a function once and report, for each ATen operator it calls, who served the calls and why.
 
-    What is enabled stays so; where nothing is, all of Tritonite is for as long as the function runs. Views are left
-    out, as they compute nothing. On a GPU the device's time is measured with torch's profiler; a profile that is being
-    taken already goes on, and the report has no times.
+    Calls in backward passes count too. Views do not, because they compute nothing. The overrides that are enabled stay
+    in force; if none is, all of Tritonite is enabled while the function runs. On a GPU torch's profiler measures device
+    times. Under a profile that the caller takes already, the report has no times.
 
     Args:
-        function: anything that can be called, such as a model or a training step, or the name of a function of torch's.
-        args: its arguments, and `kwargs` those by name.
+        function: a callable, such as a model or a training step, or the name of a function of torch ("softmax").
+        args: the function's positional arguments; `kwargs` has its keyword arguments.
 
-    Returns a Report, which prints as a table and has the function's result. What the function raises passes through.
-    Raises UnknownOperator for a name that torch has not.
+    Returns:
+        A Report, with the counts by operator and the function's result.
+
+    Raises UnknownOperator for a name that torch does not have. Exceptions of the function pass through.
     """
     if isinstance(function, str):
         name = names.spelled(function)
@@ -142,11 +152,11 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
         if event.key.startswith(_RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
             times[event.key.removeprefix(_RANGE)] = float(event.device_time_total)
     total = sum(times.values())
-    found = {}
+    operators = {}
     for name in {*watching.calls, *after}:
         counts = _since(before.get(name, Counts()), after.get(name, Counts()))
         ours, declined = counts.launched + counts.replayed, sum(counts.declined.values())
-        # Kernels of ATen's call others, which are counted though the function did not call them.
+        # ATen kernels call further operators, which the mode does not see but `stats` counts.
         calls = max(watching.calls[name], ours + declined)
         if not calls:
             continue
@@ -155,28 +165,28 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
             reasons[_why_not_asked(name, selected)] = calls - ours - declined
         microseconds = times.get(name, 0.0) if timed else None
         share = None if microseconds is None else microseconds / (total or 1.0)
-        found[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
-    dearest = sorted(found, key=lambda name: (-(found[name].microseconds or 0), -found[name].calls, name))
-    return Report({name: found[name] for name in dearest}, result)
+        operators[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
+    slowest = sorted(operators, key=lambda name: (-(operators[name].microseconds or 0), -operators[name].calls, name))
+    return Report({name: operators[name] for name in slowest}, result)
 
 
 def profiler() -> Any:
-    """torch's profiler of the host and of the GPU, if there is one."""
-    # It would write lines to standard error wherever it starts and stops.
+    """Return torch's profiler of the host, and of the GPU if there is one."""
+    # Kineto otherwise logs to standard error whenever a profile starts or stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices.current.type == "cuda" else [])]
     return torch.profiler.profile(activities=activities, acc_events=True)
 
 
 def _since(before: Counts, after: Counts) -> Counts:
-    """What was counted between two moments."""
+    """Return the difference of two counts."""
     declined = Counter(after.declined)
     declined.subtract(before.declined)
     return Counts(after.replayed - before.replayed, after.launched - before.launched, dict(+declined))
 
 
 def _why_not_asked(name: str, selected: frozenset[str]) -> str:
-    """Why ATen served a call that none of our kernels was asked for."""
+    """Return why ATen served calls that no host function saw."""
     if name in selected:
         return "reached below the dispatcher's key"
     if name in registry.overloads():

@@ -90,7 +90,7 @@ def interpreting() -> Iterator[None]:
         vars(interpreter_builder).update(changes)
         semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
-        interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_by_halves(reduce, *given)
+        interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_pairwise(reduce, *given)
         # Triton's own call patches its whole language again for every function that a kernel calls, which is slow.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:

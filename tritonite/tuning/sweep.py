@@ -1,4 +1,4 @@
-"""Fitting the model of what products take to the device that is here: a sweep over drawn problems, and the fit."""
+"""Fit the GEMM cost model to the current GPU: time drawn problems with sampled tiles, then fit the table's costs."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
 from tritonite.tuning import tuner
 
-# Of models: embeddings, inner sizes of feed-forward layers, and what attention's heads have.
+# N and K of linear layers in published models (embeddings, feed-forward layers), and head dimensions of attention.
 WIDTHS: tuple[int, ...] = (320, 384, 512, 576, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1600, 1792, 2048, 2304)
 WIDTHS += (2560, 2816, 3072, 3584, 4096, 4304, 4864, 5120, 5632, 6912, 7168, 8192, 8960, 9728, 11_008, 12_288, 13_824)
 WIDTHS += (14_336,)
 HEADS = (64, 80, 96, 128)
-# As which tiles ATen's are seen, and how sharply the fastest of them counts.
+# Tile shapes that stand in for cuBLAS's, and the exponent of the soft minimum over them.
 _ATEN = tuple([Config(rows, columns, 64) for rows in (64, 128, 192, 256) for columns in (64, 128, 192, 256)])
 _SHARPNESS = 100
-# Candidates that a problem is timed with, and calls of each.
+# Tiles timed for a problem, and timed calls of each.
 CANDIDATES, _CALLS = 30, 4
+# Steps and learning rate of the fit.
 STEPS, _RATE = 2500, 0.03
-# As many are timed at least, of which a fit sees two thirds.
+# Least number of problems to time; the fit sees two thirds of them.
 LEAST_PROBLEMS = 3
-# Through pointers products of so many rows are timed.
+# Most rows of a drawn problem without TMA descriptors; operands with more rows are copied instead.
 MOST_ROWS = 600
 
 
 class Kind(enum.Enum):
-    """The problems that a table of a device is for (`model.Table`)."""
+    """Regimes of problems, each with a table of costs of its own (`cost.Table`)."""
 
     MEMORY = "in memory"
     CACHE = "in the cache"
@@ -50,7 +51,7 @@ class Kind(enum.Enum):
 
 
 class Timed(NamedTuple):
-    """What the device takes for a problem with each of some tiles, and with ATen, in microseconds."""
+    """Measured times of a problem in microseconds: ATen's, and (config, time) for each sampled tile."""
 
     problem: Problem
     aten: float
@@ -58,7 +59,7 @@ class Timed(NamedTuple):
 
 
 def drawn(dtype: torch.dtype, seed: int) -> Iterator[Problem]:
-    """Problems without end: linear layers of 1 to 8,192 rows, and one in five the products of attention's heads."""
+    """Yield problems endlessly: four in five are linear layers of 1 to 8,192 rows, the others products of attention."""
     draw = random.Random(seed)
     while True:
         inner = draw.random() < 0.65, draw.random() < 0.65
@@ -74,23 +75,20 @@ def drawn(dtype: torch.dtype, seed: int) -> Iterator[Problem]:
 
 
 def drawn_through_pointers(dtype: torch.dtype, seed: int) -> Iterator[Problem]:
-    """Of those, the ones of more than a few rows, with K or N a little shorter, so that no descriptor can tell of them.
-
-    Operands of more than MOST_ROWS rows are rather copied.
-    """
+    """Yield problems of `drawn` that TMA cannot address: FEW < M <= MOST_ROWS, and K or N reduced by 1 to 7."""
     draw = random.Random(seed)
     for problem in drawn(dtype, seed):
-        less = draw.randrange(1, 8)
+        cut = draw.randrange(1, 8)
         if FEW < problem.M <= MOST_ROWS:
             along_K = draw.random() < 0.6
-            N, K = problem.N - less * (not along_K), problem.K - less * along_K
-            found = Problem.of(*tuner.operands(problem._replace(N=N, K=K), "meta", empty=True))
-            if min(found.a_vector, found.b_vector, found.out_vector) < 16:
-                yield found
+            N, K = problem.N - cut * (not along_K), problem.K - cut * along_K
+            misaligned = Problem.of(*tuner.operands(problem._replace(N=N, K=K), "meta", empty=True))
+            if min(misaligned.a_vector, misaligned.b_vector, misaligned.out_vector) < 16:
+                yield misaligned
 
 
 def problems_of(kind: Kind, dtype: torch.dtype, seed: int) -> Iterator[Problem]:
-    """Problems without end that a table of a kind is for."""
+    """Yield problems of a kind endlessly."""
     if kind is Kind.POINTERS:
         return drawn_through_pointers(dtype, seed)
     if kind is Kind.SHORT:
@@ -99,18 +97,19 @@ def problems_of(kind: Kind, dtype: torch.dtype, seed: int) -> Iterator[Problem]:
 
 
 def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: cost.Table, kind: Kind) -> Iterator[Timed]:
-    """Times of drawn problems with some of the table's tiles each, for so many seconds after compiling in `jobs`.
+    """Time drawn problems, each with a sample of the table's possible tiles.
 
-    LEAST_PROBLEMS are timed however long that takes. Of those in memory no operand is in the L2 cache, and of those in
-    the cache all are; through pointers a problem is taken to be where it fits.
+    Kernels are compiled first, in `jobs` processes. Timing then runs for `seconds`, and for at least LEAST_PROBLEMS
+    problems. Operands start in device memory for Kind.MEMORY, and in the L2 cache for CACHE and SHORT. For POINTERS
+    they start in the cache if they fit.
     """
     device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
     descriptors = kind is not Kind.POINTERS
     specialized = descriptors and devices.has_wgmma(device)
     for problem, _ in zip(problems_of(kind, dtype, seed), range(max(LEAST_PROBLEMS, int(4 * seconds))), strict=False):
         tiles = table.candidates[select.possible(problem, device, table, specialized, descriptors)]
-        every = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
-        work.append((problem, draw.sample(every, min(CANDIDATES, len(every)))))
+        possible = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
+        work.append((problem, draw.sample(possible, min(CANDIDATES, len(possible)))))
     fitted = [(problem, _run_as(config, problem, device)) for problem, configs in work for config in configs]
     kernels = {_kernel(problem, config): (problem, config) for problem, config in fitted}
     tuner.compile_all(list(kernels.values()), jobs)
@@ -120,11 +119,11 @@ def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: cost.
             return
         a, b, out = tuner.operands(problem, "cuda")
         cached = problem.is_cached if kind is Kind.POINTERS else kind is not Kind.MEMORY
-        found = []
+        times = []
         for config in configs:
             call = functools.partial(product, a, b, out, config=_run_as(config, problem, device))
-            found.append((config, _time(call, cached)))
-        yield Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out), cached), tuple(found))
+            times.append((config, _time(call, cached)))
+        yield Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out), cached), tuple(times))
 
 
 def _run_as(config: Config, problem: Problem, device: torch.device) -> Config:
@@ -132,41 +131,41 @@ def _run_as(config: Config, problem: Problem, device: torch.device) -> Config:
 
 
 def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
-    """What problems have in common that the same kernel computes."""
-    alike = config._replace(splits=min(2, config.splits)), problem.a_inner, problem.b_inner
+    """Return a key that is equal for problems served by the same compiled kernel."""
+    common = config._replace(splits=min(2, config.splits)), problem.a_inner, problem.b_inner
     divisors = math.gcd(16, problem.N), math.gcd(16, problem.K)
     sizes = (*divisors, problem.K % config.BLOCK_K == 0, problem.M == 1, problem.batches == 1)
-    return alike if config.warp_specialize else (*alike, *sizes)
+    return common if config.warp_specialize else (*common, *sizes)
 
 
 def _time(call: timing.Call, cached: bool) -> float:
-    # What a library makes when it is first called, such as a handle, cannot be made while a graph is captured.
+    # A library's first call creates handles, which is not allowed during graph capture.
     call()
     samples = timing.graph_samples(call, _CALLS) if cached else timing.device_samples(timing.captured(call, 1), _CALLS)
     return statistics.median(samples)
 
 
 def fit(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> cost.Table:
-    """The table with numbers for which the model is closest to the times, by their ratios.
+    """Return the table with costs fitted to the measured times, by least error of their logarithms.
 
-    What the model is to tell apart are a problem's best tiles: a time counts by the cube of its share of the best.
+    The model has to rank a problem's best tiles. A time is weighted by (best time / time)**3.
     """
     numbers = {config: i for i, config in enumerate(table.configs)}
-    parts, tiles, times, shares, loads, waits = [], [], [], [], [], []
-    for problem, _, found in timed:
-        configs = cost.records([config for config, _ in found])
-        parts.append(cost.work(problem, configs, multiprocessors))
+    works, tiles, times, ratios, loads, waits = [], [], [], [], [], []
+    for problem, _, measured in timed:
+        configs = cost.records([config for config, _ in measured])
+        works.append(cost.work(problem, configs, multiprocessors))
         loads.append(cost_pointers.loads(problem, configs, table.fixed))
-        waits.append(cost_pointers.waiting(problem, configs, parts[-1], multiprocessors, table.fixed))
-        tiles += [numbers[config._replace(splits=1)] for config, _ in found]
-        times += [each for _, each in found]
-        best = min([each for _, each in found])
-        shares += [best / each for _, each in found]
-    lengths = [len(part.rounds) for part in parts]
+        waits.append(cost_pointers.waiting(problem, configs, works[-1], multiprocessors, table.fixed))
+        tiles += [numbers[config._replace(splits=1)] for config, _ in measured]
+        times += [each for _, each in measured]
+        best = min([each for _, each in measured])
+        ratios += [best / each for _, each in measured]
+    lengths = [len(each.rounds) for each in works]
     work = cost.Work(
         *[
             torch.tensor(
-                np.concatenate([np.broadcast_to(part[i], (n,)) for part, n in zip(parts, lengths, strict=True)])
+                np.concatenate([np.broadcast_to(each[i], (n,)) for each, n in zip(works, lengths, strict=True)])
             )
             for i in range(len(cost.Work._fields))
         ]
@@ -178,23 +177,23 @@ def fit(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> cost
         return cost.microseconds(work, block[tile_of] + added, tile[tile_of], cost.Costs(*costs), waited).log()
 
     start = table.block, table.tile, table.costs
-    block, tile, costs = _descend(estimate, start, logarithms, STEPS, torch.tensor(shares) ** 3)
+    block, tile, costs = _descend(estimate, start, logarithms, STEPS, torch.tensor(ratios) ** 3)
     return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=cost.Costs(*costs.tolist()))
 
 
 def fit_aten(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> cost.Table:
-    """The same table with what ATen's products cost, which come from a library that knows its own tiles.
+    """Return the table with a cost model of ATen's products in its field `aten`.
 
-    It is taken to choose the fastest of `_ATEN`, whose blocks cost by their elements or by what they read, if that is
-    more, and whose tiles by their elements and each.
+    cuBLAS is modelled as choosing the fastest of the tiles `_ATEN`. A block's cost is the larger of a term in its area
+    and a term in its sides. A tile's cost is a constant plus a term in its area.
     """
     configs = cost.Table(_ATEN, np.zeros(len(_ATEN)), np.zeros(len(_ATEN)), (-1,) * len(_ATEN), table.costs)
     tiles = configs.candidates
-    found = [cost.work(problem, tiles, multiprocessors) for problem, _, _ in timed]
+    works = [cost.work(problem, tiles, multiprocessors) for problem, _, _ in timed]
     work = cost.Work(
         *[
-            torch.tensor(np.stack([np.broadcast_to(each[i], len(tiles)) for each in found]))
-            for i in range(len(found[0]))
+            torch.tensor(np.stack([np.broadcast_to(each[i], len(tiles)) for each in works]))
+            for i in range(len(works[0]))
         ]
     )
     possible = torch.tensor(np.stack([select.long_enough(problem, tiles) for problem, _, _ in timed]))
@@ -202,19 +201,19 @@ def fit_aten(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) ->
     area, sides = rows * columns / 2**14, (rows + columns) / 2**8
     tile_of = torch.tensor(tiles["number"])
 
-    def tile_costs(shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        by_area, by_sides, written, each = shares
-        return ((by_area * area) ** 4 + (by_sides * sides) ** 4) ** 0.25, written * area + each
+    def tile_costs(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        by_area, by_sides, written, constant = weights
+        return ((by_area * area) ** 4 + (by_sides * sides) ** 4) ** 0.25, written * area + constant
 
-    def estimate(shares: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        block, tile = tile_costs(shares)
+    def estimate(weights: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        block, tile = tile_costs(weights)
         times = cost.microseconds(work, block[tile_of], tile[tile_of], cost.Costs(*costs)).log()
         return -torch.logsumexp(torch.where(possible, -_SHARPNESS * times, -torch.inf), 1) / _SHARPNESS
 
     start = [0.3, 0.2, 0.8, 0.5], table.costs
     logarithms = torch.tensor([aten for _, aten, _ in timed], dtype=torch.float64).log()
-    shares, costs = _descend(estimate, start, logarithms, STEPS // 5)
-    block, tile = tile_costs(shares)
+    weights, costs = _descend(estimate, start, logarithms, STEPS // 5)
+    block, tile = tile_costs(weights)
     aten = dataclasses.replace(configs, block=block.numpy(), tile=tile.numpy(), costs=cost.Costs(*costs.tolist()))
     return dataclasses.replace(table, aten=aten)
 
@@ -226,14 +225,14 @@ def _descend(
     steps: int,
     weights: torch.Tensor | float = 1.0,
 ) -> list[torch.Tensor]:
-    """For which parameters, from arrays of them at the `start`, estimates are closest to the logarithms measured."""
+    """Fit positive parameters by Adam, from the arrays `start`, so that estimates approach measured logarithms."""
     parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))).requires_grad_() for each in start]
     optimizer = torch.optim.Adam(parameters, _RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
         optimizer.zero_grad()
-        found = estimate(*[parameter.exp() for parameter in parameters])
-        losses = torch.nn.functional.smooth_l1_loss(found, logarithms, beta=0.08, reduction="none")
+        estimated = estimate(*[parameter.exp() for parameter in parameters])
+        losses = torch.nn.functional.smooth_l1_loss(estimated, logarithms, beta=0.08, reduction="none")
         (weights * losses).mean().backward()
         optimizer.step()
         schedule.step()
@@ -241,11 +240,11 @@ def _descend(
 
 
 def regret(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> float:
-    """The geometric mean of the time with the tiles that the model chooses over that with the best of those timed."""
+    """Return the geometric mean of (time with the model's tiles) / (best measured time); 1 is perfect."""
     numbers, ratios = {config: i for i, config in enumerate(table.configs)}, []
-    for problem, _, found in timed:
-        tiles = cost.records([config for config, _ in found])
-        tiles["number"] = [numbers[config._replace(splits=1)] for config, _ in found]
+    for problem, _, measured in timed:
+        tiles = cost.records([config for config, _ in measured])
+        tiles["number"] = [numbers[config._replace(splits=1)] for config, _ in measured]
         chosen = int(np.argmin(select.estimates(problem, tiles, table, multiprocessors)))
-        ratios.append(math.log(found[chosen][1] / min([each for _, each in found])))
+        ratios.append(math.log(measured[chosen][1] / min([each for _, each in measured])))
     return math.exp(sum(ratios) / len(ratios))

@@ -1,4 +1,4 @@
-"""Finding the fastest tiles for products of matrices, by trying them on the device."""
+"""Find the fastest GEMM tiles of a problem by timing candidates on the current GPU."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tritonite.errors import WrongAnswer
 from tritonite.runtime import libentry
 from tritonite.testing.judge import judge, terms
 
-# Of each candidate, and of the best ones after that.
+# Timed calls of each candidate, then of the _BEST fastest.
 _FEW_CALLS, _MANY_CALLS, _BEST = 3, 15, 6
 
 
 class Tuned(NamedTuple):
-    """The best tiles for a problem and the device's time with them, with the rule's and of ATen, in microseconds."""
+    """Fastest tiles of a problem, and device times in microseconds: theirs, the default tiles' (`rule`), ATen's."""
 
     problem: Problem
     config: Config
@@ -40,24 +40,24 @@ class Tuned(NamedTuple):
 
 
 def candidates(problem: Problem) -> Iterator[Config]:
-    """The tiles worth a try for a problem, whether or not they fit a device."""
+    """Yield the tiles worth timing for a problem; some may not fit the device."""
     size = problem.dtype.itemsize
     if problem.M <= FEW:
         by_rows = problem.M == 1 or size == 8 or (size == 4 and problem.M <= 4)
         rows = min(8, power_of_2(problem.M)) if by_rows else 16
-        every = itertools.product((4, 8, 16, 32, 64, 128), (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8))
-        for columns, inner, warps in every:
+        blocks = itertools.product((4, 8, 16, 32, 64, 128), (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8))
+        for columns, inner, warps in blocks:
             elements = rows * columns * inner
-            a_thread = elements // (32 * warps)
-            if by_rows and 2048 <= elements <= 16_384 and columns * inner >= 1024 and 16 <= a_thread <= 64:
+            per_thread = elements // (32 * warps)
+            if by_rows and 2048 <= elements <= 16_384 and columns * inner >= 1024 and 16 <= per_thread <= 64:
                 yield from _split(problem, Config(rows, columns, inner, warps))
             elif not by_rows and columns >= 16 and warps >= 4 and 4096 <= columns * inner * size <= 32_768:
                 yield from _split(problem, Config(rows, columns, inner, warps, 4, bf16x6=size == 4))
         return
     shapes = ((64, 64), (64, 128), (128, 64), (64, 256), (128, 128), (128, 256), (256, 128))
-    by_parts = (False, True) if problem.dtype is torch.float32 else (False,)
-    blocks = itertools.product(shapes, (128 // size, 256 // size, 512 // size), (4, 8), by_parts)
-    for (rows, columns), inner, warps, bf16x6 in blocks:
+    precisions = (False, True) if problem.dtype is torch.float32 else (False,)
+    tiles = itertools.product(shapes, (128 // size, 256 // size, 512 // size), (4, 8), precisions)
+    for (rows, columns), inner, warps, bf16x6 in tiles:
         if not 32 <= rows * columns // (32 * warps) <= 128 or rows < 16 * warps:
             continue
         for stages, descriptors in ((3, True), (4, True), (5, True), (3, False)):
@@ -81,7 +81,7 @@ def candidates(problem: Problem) -> Iterator[Config]:
 
 
 def _split(problem: Problem, config: Config) -> Iterator[Config]:
-    """With K in as many bf16x6 as may fill the device."""
+    """Yield the config with each split-K factor that the device may have programs for."""
     tiles = problem.tiles(config)
     for splits in (1, 2, 4, 8, 16):
         if splits == 1 or (tiles * splits <= 1056 and 2 * splits * config.BLOCK_K <= problem.K):
@@ -89,26 +89,32 @@ def _split(problem: Problem, config: Config) -> Iterator[Config]:
 
 
 def operands(problem: Problem, device: str, empty: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Two operands and a result as a problem has them."""
+    """Return random operands and an uninitialised result in a problem's sizes, layouts and dtypes.
 
-    def make(rows: int, columns: int, along_rows: bool) -> torch.Tensor:
-        shape = (problem.batches, *((rows, columns) if along_rows else (columns, rows)))
+    Operands are (batches, M, K) and (batches, K, N). With `empty` they are uninitialised too.
+    """
+
+    def make(rows: int, columns: int, row_major: bool) -> torch.Tensor:
+        shape = (problem.batches, *((rows, columns) if row_major else (columns, rows)))
         value = torch.empty(shape, device=device) if empty else torch.randn(shape, device=device)
         value = value.to(problem.dtype)
-        return value if along_rows else value.mT
+        return value if row_major else value.mT
 
     a, b = make(problem.M, problem.K, problem.a_inner), make(problem.K, problem.N, not problem.b_inner)
     return a, b, torch.empty(problem.batches, problem.M, problem.N, dtype=problem.result, device=device)
 
 
 def _compile(problem: Problem, config: Config, target: GPUTarget) -> None:
-    """Leave a candidate's kernels in Triton's disk cache."""
+    """Compile a candidate's kernels into Triton's disk cache."""
     with libentry.compiling(target):
         product(*operands(problem, "cpu", empty=True), config=config)
 
 
 def compile_all(work: Sequence[tuple[Problem, Config]], jobs: int, target: GPUTarget | None = None) -> list[Any]:
-    """Compile candidates, by default for the current device, in processes that see none; the errors, None for none."""
+    """Compile candidates in `jobs` processes without a GPU, by default for the current device.
+
+    Returns an item for each candidate: its exception, or None.
+    """
     target, hidden = target or driver.active.get_current_target(), {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     before = {name: os.environ.get(name) for name in hidden}
     os.environ.update(hidden)
@@ -121,25 +127,25 @@ def compile_all(work: Sequence[tuple[Problem, Config]], jobs: int, target: GPUTa
 
 
 def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
-    """Try `configs` on the current device and keep the best in the store. Raises WrongAnswer for a wrong result."""
+    """Time `configs` on the current GPU and store the fastest. Raises WrongAnswer for a wrong result."""
     a, b, out = operands(problem, "cuda")
     expected, exact = torch.matmul(a, b), torch.matmul(a.double(), b.double())
     usual = select.unstored(problem, out.device, True, devices.has_wgmma(out.device))
     rule = select.fitting(usual, problem, out.device)
 
     def time(config: Config, calls: int) -> float:
-        # A graph of one call has no host time in it.
+        # A graph of one call leaves host time out.
         run = timing.captured(lambda: product(a, b, out, config=config), 1)
         return statistics.median(timing.device_samples(run, calls))
 
-    found: dict[Config, float] = {}
+    first: dict[Config, float] = {}
     for config in dict.fromkeys((rule, *configs)):
         try:
             product(a, b, out, config=config)
         except Exception:  # noqa: BLE001 - a candidate that the device or the compiler refuses is no candidate
             continue
-        found[config] = time(config, _FEW_CALLS)
-    best = {*sorted(found, key=lambda config: found[config])[:_BEST], rule}
+        first[config] = time(config, _FEW_CALLS)
+    best = {*sorted(first, key=lambda config: first[config])[:_BEST], rule}
     times = {}
     for config in best:
         out.fill_(float("nan"))

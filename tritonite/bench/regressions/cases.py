@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def pays(self) -> bool:
-        """Whether at least half of the expected gain, in logarithms, is there."""
+        """Return whether at least half of the expected gain, in logarithms, was measured."""
         return self.gain >= self.regression.gain**_PAYS
 
 

@@ -41,8 +41,8 @@ from tritonite.engine.attention.scores import (
     store_scores,
     visible_scores,
 )
+from tritonite.language.bf16x6 import dot_terms, split_terms
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.parts import multiply, parts
 from tritonite.runtime.contract import empty
 from tritonite.runtime.libentry import libentry
 
@@ -109,7 +109,7 @@ def _excess(q, key, bias, strides, rows, extent, factor, logsumexp, end, META: t
             visible = visible_scores(i, j, extent, META.causal)
             bias_tile = load_bias(bias, strides.bias, i, j, extent.keys, visible, META.bias_of_keys)
             k = load_rows(key, columns, strides.key.row, extent.keys, HEAD, BLOCK_D, True)
-            scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
+            scores = dot_terms(q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
             p = _probabilities(scores, logsumexp[:, None], excess[:, None], visible, bias_tile, factor, True, META)
             sums += tl.sum(p, 1)
         excess = logsumexp_excess(sums, logsumexp, META.natural)
@@ -148,9 +148,9 @@ def _add_key_block(
     bias_tile = load_bias(pointers.bias, strides.bias, i, j, extent.keys, visible, META.bias_of_keys)
     k = load_rows(pointers.key, columns, strides.key.row, extent.keys, HEAD, BLOCK_D, MASKED)
     v = load_rows(pointers.value, columns, strides.value.row, extent.keys, VALUE, BLOCK_V, MASKED)
-    scores = multiply(own.q, parts(tl.trans(k), PRECISION), None, PRECISION)
+    scores = dot_terms(own.q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
     p = _probabilities(scores, own.logsumexp[:, None], excess, visible, bias_tile, factor, MASKED, META)
-    dp = multiply(own.grad, parts(tl.trans(v), PRECISION), None, PRECISION)
+    dp = dot_terms(own.grad, split_terms(tl.trans(v), PRECISION), None, PRECISION)
     if draws is not None:
         dp = tl.where(keep_mask(draws, tile_start[0], tile_start[1], extent.keys, META), dp * draws.gain, 0.0)
     ds = p * (dp - own.delta[:, None])
@@ -158,7 +158,7 @@ def _add_key_block(
         ds = tl.where(visible, ds, 0.0)
     if pointers.grad_bias is not None:
         store_scores(pointers.grad_bias, ds, strides.grad_bias, rows, columns, extent)
-    return multiply(parts(ds.to(k.dtype), PRECISION), parts(k, PRECISION), dq, PRECISION)
+    return dot_terms(split_terms(ds.to(k.dtype), PRECISION), split_terms(k, PRECISION), dq, PRECISION)
 
 
 @libentry()
@@ -239,7 +239,7 @@ def attend_backward_dq(
     result = load_rows(out, rows, strides.out.row, queries, VALUE, BLOCK_V, True)
     row_delta = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
     tl.store(delta + rows, row_delta, mask=rows < queries)
-    q, grad = parts(q, PRECISION), parts(grad, PRECISION)
+    q, grad = split_terms(q, PRECISION), split_terms(grad, PRECISION)
     row_logsumexp = load_logsumexp(logsumexp, rows, strides.logsumexp.row, queries, META.nats)
     number = tl.full((), scale, tl.float64)
     factor = score_factor(number, META.nats)
@@ -308,21 +308,21 @@ def _add_query_block(
     excess = None
     if pointers.excesses is not None:
         excess = tl.load(pointers.excesses + rows, mask=rows < extent.queries, other=0.0)[None, :]
-    scores = multiply(k, parts(tl.trans(q), PRECISION), None, PRECISION)
+    scores = dot_terms(k, split_terms(tl.trans(q), PRECISION), None, PRECISION)
     p = _probabilities(scores, logsumexp[None, :], excess, visible, bias_tile, factor, MASKED, META)
     weights = p
     if draws is not None:
         kept = tl.trans(keep_mask(draws, tile_start[0], tile_start[1], extent.keys, META))
         weights = tl.where(kept, weights, 0.0)
-    weights = parts(weights.to(grad.dtype), PRECISION)
-    dv = multiply(weights, parts(grad, PRECISION), dv, PRECISION)
-    dp = multiply(v, parts(tl.trans(grad), PRECISION), None, PRECISION)
+    weights = split_terms(weights.to(grad.dtype), PRECISION)
+    dv = dot_terms(weights, split_terms(grad, PRECISION), dv, PRECISION)
+    dp = dot_terms(v, split_terms(tl.trans(grad), PRECISION), None, PRECISION)
     if draws is not None:
         dp = tl.where(kept, dp * draws.gain, 0.0)
     ds = p * (dp - delta[None, :])
     if MASKED:
         ds = tl.where(visible, ds, 0.0)
-    return multiply(parts(ds.to(q.dtype), PRECISION), parts(q, PRECISION), dk, PRECISION), dv
+    return dot_terms(split_terms(ds.to(q.dtype), PRECISION), split_terms(q, PRECISION), dk, PRECISION), dv
 
 
 @libentry()
@@ -382,8 +382,8 @@ def attend_backward_dkdv(
     if query_starts is not None:
         # This sequence may be shorter than the longest and have no such block.
         queries = tl.where(block * BLOCK_N < keys, queries, 0)
-    k = parts(load_rows(key, columns, strides.key.row, keys, HEAD, BLOCK_D, True), PRECISION)
-    v = parts(load_rows(value, columns, strides.value.row, keys, VALUE, BLOCK_V, True), PRECISION)
+    k = split_terms(load_rows(key, columns, strides.key.row, keys, HEAD, BLOCK_D, True), PRECISION)
+    v = split_terms(load_rows(value, columns, strides.value.row, keys, VALUE, BLOCK_V, True), PRECISION)
     number = tl.full((), scale, tl.float64)
     factor = score_factor(number, META.nats)
     # Queries from `whole` to `last` see all keys in whole blocks. The blocks before `whole`, and a partial last block,

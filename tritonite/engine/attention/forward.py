@@ -30,8 +30,8 @@ from tritonite.engine.attention.scores import (
     score_factor,
     visible_scores,
 )
+from tritonite.language.bf16x6 import dot_terms, split_terms
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.parts import multiply, parts
 from tritonite.runtime.contract import random_state
 from tritonite.runtime.libentry import libentry
 
@@ -104,7 +104,7 @@ def _attend_block(
     visible = visible_scores(i, j, extent, META.causal)
     bias_tile = load_bias(inputs.bias, strides.bias, i, j, extent.keys, visible, META.bias_of_keys)
     k = load_rows(inputs.key, columns, strides.key.row, extent.keys, HEAD, BLOCK_D, MASKED)
-    scores = multiply(inputs.q, parts(tl.trans(k), PRECISION), None, PRECISION)
+    scores = dot_terms(inputs.q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
     if MASKED or inputs.bias is not None:
         scores *= factor
         if inputs.bias is not None:
@@ -123,8 +123,8 @@ def _attend_block(
     v = load_rows(inputs.value, columns, strides.value.row, extent.keys, VALUE, BLOCK_V, MASKED)
     if draws is not None:
         p = tl.where(keep_mask(draws, tile_start[0], tile_start[1], extent.keys, META), p, 0.0)
-    weights = parts(p.to(v.dtype), PRECISION)
-    acc = multiply(weights, parts(v, PRECISION), acc * rescale[:, None], PRECISION)
+    weights = split_terms(p.to(v.dtype), PRECISION)
+    acc = dot_terms(weights, split_terms(v, PRECISION), acc * rescale[:, None], PRECISION)
     return acc, new_max, l_i
 
 
@@ -195,7 +195,7 @@ def attend(
     q = load_rows(query, rows, strides.query.row, queries, META.head_size, BLOCK_D, True)
     # The row max is taken before scaling, which a positive factor permits.
     number = tl.full((), scale, tl.float64)
-    q = parts(tl.where(number < 0, -q, q), PRECISION)
+    q = split_terms(tl.where(number < 0, -q, q), PRECISION)
     factor = score_factor(tl.abs(number), META.nats)
     whole, end = key_range(block, keys, diagonal, META)
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)

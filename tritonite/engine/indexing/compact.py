@@ -17,8 +17,8 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import words
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
 from tritonite.runtime.contract import empty
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry

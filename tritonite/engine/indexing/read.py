@@ -19,9 +19,9 @@ from tritonite.engine.indexing.indices import IN_RANGE, Index, IndexedMeta, Inde
 from tritonite.engine.iteration import SECTOR, power_of_2
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
+from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import aligned_to, strided_offset
-from tritonite.language.shared import get, put, room
+from tritonite.language.shared import alloc_shared, load_shared, store_shared
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
 from tritonite.runtime.symbols import Size
@@ -140,14 +140,14 @@ def _read_from_shared(
     ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     INTEGER: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
     EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
-    own = room(ROWS * META.held, INTEGER)
+    own = alloc_shared(ROWS * META.held, INTEGER)
     lane = tl.arange(0, ROWS * META.held)
     row = tl.program_id(0).to(META.index) * ROWS + lane // META.held
     start = strided_offset(row, shape, strides[1]) // EACH
     inside = (lane % META.held < aligned_to(ranges[0][0] // EACH, META.aligned)) & (row < n_rows)
     within = aligned_to(start, META.aligned) + lane % META.held
     integers = source.to(tl.pointer_type(INTEGER), bitcast=True)
-    put(own, lane, tl.load(integers + within, mask=inside, other=0))
+    store_shared(own, lane, tl.load(integers + within, mask=inside, other=0))
     tl.debug_barrier()
     for begin in range(0, n_columns, META.block[1]):
         column = begin + tl.arange(0, META.block[1])
@@ -156,7 +156,7 @@ def _read_from_shared(
         at = tl.where(valid, at, 0).to(tl.int32)
         for i in tl.static_range(ROWS):
             out_row = tl.program_id(0).to(META.index) * ROWS + i
-            found = get(own, i * META.held + at // EACH, at.to(INTEGER))
+            found = load_shared(own, i * META.held + at // EACH, at.to(INTEGER))
             if EACH > 1:
                 found = found >> (at % EACH * (8 * ITEM))
             pointers = out + strided_offset(out_row, shape, strides[0]) + column
@@ -174,7 +174,7 @@ def _read_from_slices(
     INTEGER: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
     EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
     COLUMNS: tl.constexpr = META.block[1]
-    own = room(META.held, INTEGER)
+    own = alloc_shared(META.held, INTEGER)
     row = tl.program_id(0).to(META.index)
     start = aligned_to(strided_offset(row, shape, strides[1]) // EACH, META.aligned)
     integers = source.to(tl.pointer_type(INTEGER), bitcast=True) + start
@@ -189,11 +189,11 @@ def _read_from_slices(
         loaded = tl.load(integers + index, mask=index < n_integers, other=0)
         # All threads have done their lookups in the previous slice.
         tl.debug_barrier()
-        put(own, tl.arange(0, META.held), loaded)
+        store_shared(own, tl.arange(0, META.held), loaded)
         tl.debug_barrier()
         here = at // EACH - begin
         inside = (here >= 0) & (here < META.held)
-        found = get(own, tl.where(inside, here, 0), at.to(INTEGER))
+        found = load_shared(own, tl.where(inside, here, 0), at.to(INTEGER))
         if EACH > 1:
             found = found >> (at % EACH * (8 * ITEM))
         result = tl.where(inside, found.to(out.dtype.element_ty), result)

@@ -24,7 +24,7 @@ from tritonite.engine.indexing.indices import IN_RANGE, Index, IndexedSpace
 from tritonite.engine.indexing.read import element_offsets, rows_and_columns
 from tritonite.engine.iteration import span
 from tritonite.engine.movement import move, words
-from tritonite.language.atomic import add_halves, swap_where
+from tritonite.language.atomic import atomic_add_16bit, compare_and_swap
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty_strided
@@ -103,7 +103,7 @@ def _combine_by_swapping(target, offset, value, mask, WRITING: tl.constexpr):
             # These operations are monotonic: an element that the value does not change needs no write.
             pending = pending & (wanted != old)
         if WRITING.masked:
-            found = swap_where(swapped, old, wanted, pending)
+            found = compare_and_swap(swapped, old, wanted, pending)
         else:
             found = tl.atomic_cas(swapped, old, wanted, sem="relaxed")
         pending = pending & (found != old)
@@ -176,7 +176,7 @@ def _write_at(
     if WRITING.operation == "":
         tl.store(target + indexed, value.to(target.dtype.element_ty), mask=mask)
     elif WRITING.paired:
-        add_halves(target, indexed, value.to(target.dtype.element_ty), mask, reach)
+        atomic_add_16bit(target, indexed, value.to(target.dtype.element_ty), mask, reach)
     elif WRITING.native:
         tl.atomic_add(target + indexed, value.to(target.dtype.element_ty), mask=mask, sem="relaxed")
     else:

@@ -13,9 +13,9 @@ import triton.language as tl
 
 from tritonite.engine.rows.formulas import add_states, gradient_of_normalized, normalized_by
 from tritonite.engine.rows.kernels import inside
-from tritonite.language.folds import fold_in_order
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.reduce import reduce_rows_in_order
 from tritonite.runtime.libentry import libentry
 
 
@@ -31,7 +31,7 @@ def _keep_packed(value, PACKED: tl.constexpr):
 def _sum_of_rows(values, IN_ORDER: tl.constexpr):
     """Return the sum of each row as a column, with IN_ORDER added up independently of the layout."""
     if IN_ORDER:
-        total = fold_in_order((values,), add_states)[0]
+        total = reduce_rows_in_order((values,), add_states)[0]
     else:
         total = tl.sum(values, 1)
     return total[:, None]

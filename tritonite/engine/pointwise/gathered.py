@@ -13,7 +13,7 @@ from tritonite.errors import Decline
 class Gathered(NamedTuple):
     """An operand that the formula reads at computed indices along `dims`, and at the result's index elsewhere.
 
-    Its other dimensions have the result's size, or 1. The formula reads it by `language.places.read_at`.
+    Its other dimensions have the result's size, or 1. The formula reads it by `language.indices.read_at`.
     """
 
     tensor: torch.Tensor

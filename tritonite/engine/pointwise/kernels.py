@@ -9,8 +9,8 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.engine.pointwise.layout import Layout
+from tritonite.language.indices import divide_by_inverse
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import by_inverse
 
 
 @triton.constexpr_function
@@ -116,7 +116,7 @@ def _unravel(linear, sizes, inverses):
             outer = rest // sizes[d]
         else:
             factor, shift = inverses[d][0].to(tl.uint32), inverses[d][1].to(tl.uint32)
-            outer = by_inverse(rest.to(tl.uint32), factor, shift).to(rest.dtype)
+            outer = divide_by_inverse(rest.to(tl.uint32), factor, shift).to(rest.dtype)
         index = index + (rest - outer * sizes[d],)
         rest = outer
     return index + (rest,)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.language.folds import fold_all
+from tritonite.language.reduce import reduce_all
 from tritonite.runtime.contract import zeros
 
 # The int64 words at the start of the scratch that hold the ticket counter, so that it shares no cache line with states.
@@ -54,4 +54,4 @@ def states_of_row(states, scratch, row, row_slice, META: tl.constexpr):
             found = tl.load(pointers, mask=slices < PROGRAMS_PER_ROW, other=1, volatile=True)
         state = (found >> 1).to(tl.uint32).to(META.states[i], bitcast=True)
         every = every + (tl.where(slices < PROGRAMS_PER_ROW, state, META.init[i]),)
-    return fold_all(every, META.combine)
+    return reduce_all(every, META.combine)

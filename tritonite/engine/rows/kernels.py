@@ -12,9 +12,9 @@ import triton.language as tl
 
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
 from tritonite.engine.rows.meta import BOTH, KEPT, REDUCED, SEGMENTED
-from tritonite.language.folds import fold, fold_all, fold_in_order
+from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import aligned_to, strided_offset
+from tritonite.language.reduce import reduce_all, reduce_rows, reduce_rows_in_order
 from tritonite.language.registers import from_registers, in_own_registers
 from tritonite.runtime.libentry import libentry
 
@@ -179,7 +179,7 @@ def _by_stages(values, mask, count, column, META: tl.constexpr, SOME: tl.constex
         else:
             elements = META.stages[s].leaf(*(values + as_columns(results) + (column,)))
             elements = tl.where(mask, elements, META.stages[s].init).to(META.states[0])
-            reduced_values = fold((elements,), META.stages[s].combine)
+            reduced_values = reduce_rows((elements,), META.stages[s].combine)
             if META.stages[s].finish is not None:
                 reduced_values = (META.stages[s].finish(*(reduced_values + results)),)
         results = results + reduced_values
@@ -257,9 +257,9 @@ def _states_by_row(states, META: tl.constexpr):
 def _reduce_states(states, META: tl.constexpr):
     """Return the state of each row, from those of its elements or groups."""
     if META.invariant:
-        states = fold_in_order(states, META.combine)
+        states = reduce_rows_in_order(states, META.combine)
     else:
-        states = fold(states, META.combine)
+        states = reduce_rows(states, META.combine)
     return states
 
 
@@ -300,7 +300,7 @@ def reduce_block(values, rows, span, mask, numbers, META: tl.constexpr):
         counts = tl.broadcast_to(count, (META.block[0],))
         states = _by_stages(values, rows[1][:, None] & mask[None, :], counts, count, META, True, False)
     elif META.grow is not None:
-        states = fold(_grown_last(_ungrown(META), values, mask, steps, META), META.combine)
+        states = reduce_rows(_grown_last(_ungrown(META), values, mask, steps, META), META.combine)
     else:
         reduced = start + tl.arange(0, META.block[1])
         states = _reduce_states(leaves(values, rows, reduced, rows[1][:, None] & mask[None, :], numbers, META), META)
@@ -432,14 +432,14 @@ def _combine_column_blocks(inputs, rows, span, numbers, META: tl.constexpr, EVIC
                 values = load(inputs, rows, begin + lanes, mask, META, 0, LEAF_OPERANDS, EVICTION, "")
             more = _states_of_block(values, unmasked, (begin, 1, n_reduced), numbers, META, False)
             states = combine_states(states, more, META.follow, META)
-    return fold(_states_by_row(states, META), META.combine)
+    return reduce_rows(_states_by_row(states, META), META.combine)
 
 
 @triton.jit
 def reduce_blocks(inputs, rows, span, numbers, META: tl.constexpr, EVICTION: tl.constexpr):
     """Return the state of each row, over a span of blocks."""
     if META.grow is not None:
-        states = fold(_grow_blocks(inputs, rows, span, META, EVICTION), META.combine)
+        states = reduce_rows(_grow_blocks(inputs, rows, span, META, EVICTION), META.combine)
     elif META.column_reduction:
         states = _combine_column_blocks(inputs, rows, span, numbers, META, EVICTION)
     else:
@@ -480,7 +480,7 @@ def _reduce_edges(states, META: tl.constexpr):
     flat = ()
     for i in tl.static_range(len(states)):
         flat = flat + (tl.reshape(states[i], (2 * META.aligned,)),)
-    return fold_all(flat, META.combine)
+    return reduce_all(flat, META.combine)
 
 
 @triton.jit

@@ -15,8 +15,8 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.searching.search import block_size
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
 from tritonite.runtime.contract import zeros
 from tritonite.runtime.libentry import libentry
 

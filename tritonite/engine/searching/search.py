@@ -10,9 +10,9 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
-from tritonite.language.shared import get, put, room
+from tritonite.language.shared import alloc_shared, load_shared, store_shared
 from tritonite.runtime.contract import zeros
 from tritonite.runtime.libentry import libentry
 
@@ -119,11 +119,11 @@ def _search_from_shared(
     wait_for_previous_launch()
     KEPT: tl.constexpr = COMPUTE if COMPUTE.primitive_bitwidth >= 32 else tl.int32
     lane = tl.arange(0, BLOCK)
-    own = room(2**LEVELS, KEPT)
+    own = alloc_shared(2**LEVELS, KEPT)
     for begin in range(0, 2**LEVELS, BLOCK):
         node = tl.minimum(begin + lane, 2**LEVELS - 1)
         at = _bound_of_node(tl.maximum(node, 1), length.to(tl.int32), LEVELS)
-        put(own, node, tl.load(bounds + at).to(COMPUTE).to(KEPT))
+        store_shared(own, node, tl.load(bounds + at).to(COMPUTE).to(KEPT))
     tl.debug_barrier()
     for j in range(counted):
         linear = (tl.program_id(0) * counted + j).to(INDEX) * BLOCK + lane
@@ -134,7 +134,7 @@ def _search_from_shared(
         node = low + 1
         for _ in tl.static_range(LEVELS):
             middle = (low + high) >> 1
-            bound = get(own, node, tl.zeros((BLOCK,), KEPT)).to(COMPUTE)
+            bound = load_shared(own, node, tl.zeros((BLOCK,), KEPT)).to(COMPUTE)
             stops = bound > value if RIGHT else bound >= value
             low = tl.where(stops, low, middle + 1)
             high = tl.where(stops, middle, high)

@@ -17,9 +17,9 @@ from triton.runtime.interpreter import TensorHandle
 from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import Keys, Rows, as_integers, signed_key
-from tritonite.language.folds import doublings
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
+from tritonite.language.reduce import exact_log2
 from tritonite.runtime.libentry import libentry
 
 # Elements of the longest row that a program sorts, and of all rows of a program.
@@ -66,8 +66,8 @@ def _compare_and_swap(key, index, lane, DIMENSIONS: tl.constexpr, STAGE: tl.cons
 def sort_pairs_by_network(key, index):
     """Sort rows of (key, index) pairs by key, and pairs of equal keys by index."""
     SHAPE: tl.constexpr = key.shape
-    DIMENSIONS: tl.constexpr = doublings(key.numel)
-    STAGES: tl.constexpr = doublings(key.shape[1])
+    DIMENSIONS: tl.constexpr = exact_log2(key.numel)
+    STAGES: tl.constexpr = exact_log2(key.shape[1])
     lane = tl.broadcast_to(tl.arange(0, SHAPE[1])[None, :], SHAPE)
     key, index = tl.reshape(key, [2] * DIMENSIONS), tl.reshape(index, [2] * DIMENSIONS)
     lane = tl.reshape(lane, [2] * DIMENSIONS)

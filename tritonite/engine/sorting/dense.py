@@ -26,7 +26,7 @@ from tritonite.engine.sorting.runs import Distinct
 from tritonite.engine.sorting.table import SORTING
 from tritonite.language import libdevice
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.shared import ROOM, add, get, put, room, set_bits
+from tritonite.language.shared import SHARED_BYTES, add_shared, alloc_shared, load_shared, or_shared, store_shared
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 
@@ -162,27 +162,27 @@ def _set_bits(
         PER_ITEM: tl.constexpr = 1 if len(counts) > 0 else 32
         items = (2 * reach // PER_ITEM + (2 if PER_ITEM == 1 else 1)).to(tl.int32)
         if items < ROOM:
-            own = room(ROOM, tl.int32)
+            own = alloc_shared(ROOM, tl.int32)
             for begin in range(0, items, BLOCK):
-                put(own, tl.minimum(begin + lane, ROOM - 1), tl.zeros((BLOCK,), tl.int32))
+                store_shared(own, tl.minimum(begin + lane, ROOM - 1), tl.zeros((BLOCK,), tl.int32))
             tl.debug_barrier()
             for j in range(rounds):
                 at, inside = _bit_numbers(x, step, first + j * stride, n, half * 2, KEYS, INDEX, THREADS, EACH)
                 for k in tl.static_range(EACH):
                     if len(counts) > 0:
                         # The last count is for lanes behind the end.
-                        add(own, tl.where(inside[k], at[k], ROOM - 1), one)
+                        add_shared(own, tl.where(inside[k], at[k], ROOM - 1), one)
                     else:
                         bit = one << (at[k] & 31)
-                        missing = inside[k] & ((get(own, at[k] >> 5, one) & bit) == 0)
-                        set_bits(own, at[k] >> 5, tl.where(missing, bit, 0))
+                        missing = inside[k] & ((load_shared(own, at[k] >> 5, one) & bit) == 0)
+                        or_shared(own, at[k] >> 5, tl.where(missing, bit, 0))
             tl.debug_barrier()
             # Each program begins elsewhere, so that few add to the same words at a time.
             begun = tl.program_id(0) * _STAGGER % items
             for begin in range(0, items, BLOCK):
                 inside = begin + lane < items
                 item = (tl.minimum(begin + lane, items - 1) + begun) % items
-                found = get(own, item, lane)
+                found = load_shared(own, item, lane)
                 if len(counts) > 0:
                     tl.atomic_add(counts[0] + item, found, mask=inside & (found > 0), sem="relaxed")
                     word, found = item >> 5, tl.where(found > 0, tl.full((BLOCK,), 1, tl.int32) << (item & 31), 0)
@@ -301,7 +301,7 @@ class Dense:
         n = x.numel()
         check_length(n)
         # Counts of a range have to fit in shared memory.
-        most = min(2**30, _SPARSEST * n) if not counted else min(_SPARSEST * n, ROOM // 4 - 2)
+        most = min(2**30, _SPARSEST * n) if not counted else min(_SPARSEST * n, SHARED_BYTES // 4 - 2)
         bits = 8 * x.dtype.itemsize if x.dtype not in BOOL else 1
         self._width = min(most, 2**bits) // 2 * 2
         self.never = most >= 2**bits and not x.dtype.is_floating_point
@@ -325,13 +325,13 @@ class Dense:
         device = self._x.device
         n_words = -(-self._width // 32) + 1
         bits = zeros((n_words,), torch.int32, device)
-        counts = (zeros((ROOM // 4,), torch.int32, device),) if self._counted else ()
+        counts = (zeros((SHARED_BYTES // 4,), torch.int32, device),) if self._counted else ()
         blocks = -(-self._x.numel() // (_THREADS * _EACH))
         constants = {"THREADS": _THREADS, "EACH": _EACH, **self._facts}
         programs = min(blocks, _TOGETHER * devices.multiprocessors(device))
         _set_bits[(programs,)](
             *(bits, counts, self._extrema, *self._given, -(-blocks // programs)),
-            ROOM=ROOM // 4,
+            ROOM=SHARED_BYTES // 4,
             **constants,
         )
         ranks = empty((n_words,), torch.int64, device) if out.ranks is not None else None

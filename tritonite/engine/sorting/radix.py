@@ -27,9 +27,9 @@ from tritonite.engine.sorting.keys import Keys, Rows, as_integers, digit_of
 from tritonite.engine.sorting.lookback import TICKET_INT32, check_length, counts_before, is_skipped, publish_counts
 from tritonite.engine.sorting.table import SORTING
 from tritonite.engine.sorting.thread_tiles import index_in_block, load_block
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
-from tritonite.language.shared import add, get, number, put, room
+from tritonite.language.shared import add_shared, alloc_shared, load_shared, store_shared, warp_rank
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 
@@ -68,7 +68,7 @@ def _digits_of(values, shift, valid, KEYS: tl.constexpr):
 def _own_room(values):
     """Declare a program's shared memory, which its warps' counters and the buffer of a permutation take in turn."""
     THREADS: tl.constexpr = values[0].shape[0]
-    return room(max(len(values) * THREADS, (THREADS + 31) // 32 * 256), values[0].dtype)
+    return alloc_shared(max(len(values) * THREADS, (THREADS + 31) // 32 * 256), values[0].dtype)
 
 
 @triton.jit
@@ -85,28 +85,28 @@ def positions_by_digit(counters, digits):
     none = tl.zeros((_DIGITS,), tl.int32)
     tl.debug_barrier()
     for w in tl.static_range(WARPS):
-        put(counters, every + w * _DIGITS, none)
+        store_shared(counters, every + w * _DIGITS, none)
     tl.debug_barrier()
     own = tl.arange(0, THREADS) // LANES * _DIGITS
     numbers = ()
     for k in tl.static_range(EACH):
-        numbers = numbers + (number(counters, own + digits[k]),)
+        numbers = numbers + (warp_rank(counters, own + digits[k]),)
     tl.debug_barrier()
     counts = ()
     total = none
     for w in tl.static_range(WARPS):
-        counts = counts + (get(counters, every + w * _DIGITS, none),)
+        counts = counts + (load_shared(counters, every + w * _DIGITS, none),)
         total += counts[w]
     # The position of each warp's first element of a digit.
     start = tl.cumsum(total, axis=0) - total
     tl.debug_barrier()
     for w in tl.static_range(WARPS):
-        put(counters, every + w * _DIGITS, start)
+        store_shared(counters, every + w * _DIGITS, start)
         start += counts[w]
     tl.debug_barrier()
     positions = ()
     for k in tl.static_range(EACH):
-        positions = positions + (numbers[k] + get(counters, own + digits[k], numbers[k]),)
+        positions = positions + (numbers[k] + load_shared(counters, own + digits[k], numbers[k]),)
     return positions, total
 
 
@@ -117,11 +117,11 @@ def _exchange(buffer, elements, positions):
     THREADS: tl.constexpr = positions[0].shape[0]
     tl.debug_barrier()
     for k in tl.static_range(EACH):
-        put(buffer, positions[k], elements[k])
+        store_shared(buffer, positions[k], elements[k])
     tl.debug_barrier()
     found = ()
     for k in tl.static_range(EACH):
-        found = found + (get(buffer, index_in_block(k, THREADS, EACH), elements[k]),)
+        found = found + (load_shared(buffer, index_in_block(k, THREADS, EACH), elements[k]),)
     return found
 
 
@@ -226,9 +226,9 @@ def _count_digits(
     source = x + strided_offset(row, shape, strides)
     digits = tl.arange(0, _DIGITS)
     # The last counter is for lanes behind the row's end.
-    own = room(COUNTERS + 1, tl.int32)
+    own = alloc_shared(COUNTERS + 1, tl.int32)
     for i in tl.static_range(PASSES * COPIES):
-        put(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
+        store_shared(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
     tl.debug_barrier()
     one = tl.full((THREADS,), 1, tl.int32)
     copy = tl.arange(0, THREADS) % COPIES
@@ -239,12 +239,12 @@ def _count_digits(
             inside = first + index_in_block(k, THREADS, EACH) < n
             for i in tl.static_range(PASSES):
                 digit = digit_of(value[k], 8 * i, KEYS) + i * _DIGITS
-                add(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
+                add_shared(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
     tl.debug_barrier()
     for i in tl.static_range(PASSES):
         found = tl.zeros((_DIGITS,), tl.int32)
         for j in tl.static_range(COPIES):
-            found += get(own, (digits + i * _DIGITS) * COPIES + j, found)
+            found += load_shared(own, (digits + i * _DIGITS) * COPIES + j, found)
         tl.atomic_add(counts + (i * n_rows + row) * _DIGITS + digits, found, mask=found > 0, sem="relaxed")
 
 
@@ -357,8 +357,8 @@ def _sort_by_digit(
         before = counts_before(counts, block, own)
         digits = tl.arange(0, _DIGITS)
         start = tl.load(starts + row.to(tl.int64) * _DIGITS + digits) + before - (tl.cumsum(own, axis=0) - own)
-        table = room(_DIGITS, tl.int32)
-        put(table, digits, start)
+        table = alloc_shared(_DIGITS, tl.int32)
+        store_shared(table, digits, start)
         tl.debug_barrier()
         target, inside, step = value_buffers + own_row + written, first | True, tl.full((), 1, INDEX)
         if len(values) > 0:
@@ -369,7 +369,7 @@ def _sort_by_digit(
         most = tl.where(final, limit, n)
         for k in tl.static_range(EACH):
             index = index_in_block(k, THREADS, EACH)
-            moved = index + get(table, digit_of(value[k], shift, KEYS), index)
+            moved = index + load_shared(table, digit_of(value[k], shift, KEYS), index)
             mask = (index < valid) & (moved < most)
             tl.store(target + moved.to(INDEX) * step, value[k].to(x.dtype.element_ty), mask=mask & inside)
             if len(indices) > 0:

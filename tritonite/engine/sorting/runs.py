@@ -13,8 +13,8 @@ from tritonite.engine.indexing.compact import Found
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.sorting.keys import Rows
 from tritonite.engine.sorting.lookback import TICKET_INT64, check_length, is_skipped, runs_before
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
 from tritonite.runtime.contract import empty, first, read, zeros
 from tritonite.runtime.libentry import libentry
 

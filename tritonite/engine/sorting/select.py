@@ -26,9 +26,9 @@ from tritonite.engine.sorting.lookback import TICKET_INT32, check_length, counts
 from tritonite.engine.sorting.radix import holds, longest_held, sort_selected_rows
 from tritonite.engine.sorting.thread_tiles import index_in_block, load_block
 from tritonite.engine.sorting.topk import key_of_rank, keys_of
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
-from tritonite.language.shared import add, get, put, room
+from tritonite.language.shared import add_shared, alloc_shared, load_shared, store_shared
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 
@@ -76,18 +76,18 @@ def _key_by_digits(key, mask, rank, KEYS: tl.constexpr):
     found = tl.zeros((ROWS,), tl.int64)
     left = rank
     # The last counter is for elements that are not counted.
-    own = room(BINS + 1, tl.int32)
+    own = alloc_shared(BINS + 1, tl.int32)
     for i in tl.static_range(KEYS.bits // 8):
         tl.debug_barrier()
-        put(own, bins, tl.zeros_like(bins))
+        store_shared(own, bins, tl.zeros_like(bins))
         tl.debug_barrier()
         counted = mask
         if i > 0:
             counted = mask & ((key >> (KEYS.bits - 8 * i)) == found.to(key.dtype)[:, None])
         bin = row[:, None] * 256 + ((key >> (KEYS.bits - 8 - 8 * i)) & 255).to(tl.int32)
-        add(own, tl.where(counted, bin, BINS), tl.zeros_like(bin) + 1)
+        add_shared(own, tl.where(counted, bin, BINS), tl.zeros_like(bin) + 1)
         tl.debug_barrier()
-        count = get(own, bins, tl.zeros_like(bins))
+        count = load_shared(own, bins, tl.zeros_like(bins))
         # One row is summed in one dimension, since Triton gives few threads to its sums in two.
         if ROWS == 1:
             digit = tl.sum((tl.cumsum(count, axis=0) <= left).to(tl.int32), axis=0)
@@ -215,8 +215,8 @@ def _count_digit(
         source = x + strided_offset(row, shape, strides)
         if SHARED:
             # The last counter is for elements that are not counted.
-            own = room(DIGITS + 1, tl.int32)
-            put(own, digits, tl.zeros((DIGITS,), tl.int32))
+            own = alloc_shared(DIGITS + 1, tl.int32)
+            store_shared(own, digits, tl.zeros((DIGITS,), tl.int32))
             tl.debug_barrier()
         else:
             here = tl.zeros((DIGITS,), tl.int32)
@@ -231,12 +231,12 @@ def _count_digit(
                 mask = mask & ((key >> (SHIFT + BITS)) == above.to(key.dtype))
             digit = ((key >> SHIFT) & (DIGITS - 1)).to(tl.int32)
             if SHARED:
-                add(own, tl.where(mask, digit, DIGITS), tl.full((BLOCK,), 1, tl.int32))
+                add_shared(own, tl.where(mask, digit, DIGITS), tl.full((BLOCK,), 1, tl.int32))
             else:
                 here += tl.histogram(digit, DIGITS, mask=mask)
         if SHARED:
             tl.debug_barrier()
-            here = get(own, digits, tl.zeros((DIGITS,), tl.int32))
+            here = load_shared(own, digits, tl.zeros((DIGITS,), tl.int32))
         pointers = counts + row.to(tl.int64) * DIGITS + digits
         tl.atomic_add(pointers, here, mask=here > 0, sem="relaxed")
         tl.debug_barrier()

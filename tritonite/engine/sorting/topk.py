@@ -21,8 +21,8 @@ from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.block import sort_integers, sort_pairs
 from tritonite.engine.sorting.keys import Keys, Rows, as_integers, signed_key
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 

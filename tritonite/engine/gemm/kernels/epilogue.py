@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tritonite.language.places import aligned_to
+from tritonite.language.indices import aligned_to
 
 
 @triton.jit

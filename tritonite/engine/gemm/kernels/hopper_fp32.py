@@ -1,7 +1,7 @@
 """Products of float32 on Hopper, in Gluon: six asynchronous products of bfloat16 terms (bf16x6).
 
-`language.parts` has the method: a float32 operand is the sum of three bfloat16 terms. A Triton kernel waits for each of
-the six products before it starts the next; here all are in flight at once.
+`language.bf16x6` has the method: a float32 operand is the sum of three bfloat16 terms. A Triton kernel waits for each
+of the six products before it starts the next; here all are in flight at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tritonite.engine.gemm.kernels.epilogue import epilogue, store, tile_index
+from tritonite.language.bf16x6 import split_terms
+from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.parts import parts
-from tritonite.language.places import aligned_to
 from tritonite.runtime.libentry import libentry
 
 
@@ -57,7 +57,7 @@ def shared_parts(ROWS_OF: gl.constexpr, COLUMNS: gl.constexpr):
 @gluon.jit
 def store_parts(buffers, tile):
     """Store a float32 tile's three bfloat16 terms to shared memory."""
-    first, second, third = parts(tile, "bf16x6")
+    first, second, third = split_terms(tile, "bf16x6")
     buffers[0].store(first)
     buffers[1].store(second)
     buffers[2].store(third)
@@ -72,7 +72,7 @@ def transposed(buffers):
 @gluon.jit
 def in_registers(tile, layout: gl.constexpr):
     """Return a float32 tile's three terms in registers, as first operands of products whose results have `layout`."""
-    first, second, third = parts(tile, "bf16x6")
+    first, second, third = split_terms(tile, "bf16x6")
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     first, second = gl.convert_layout(first, operand), gl.convert_layout(second, operand)
     return first, second, gl.convert_layout(third, operand)

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.gemm.kernels.epilogue import clamped_start, epilogue_of_float64, store, tile_index
+from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import aligned_to
 from tritonite.runtime.libentry import libentry
 
 # The least rows, and the least elements along K, of a tensor core product.

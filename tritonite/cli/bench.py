@@ -1,0 +1,229 @@
+"""`tritonite report` and `tritonite bench`: count and time the calls of models and operators."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import itertools
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import typer
+
+import tritonite
+from tritonite.cli.common import app, console, dtypes_named
+from tritonite.errors import TritoniteError
+from tritonite.registry import names, overloads
+from tritonite.runtime import cache
+
+if TYPE_CHECKING:
+    from tritonite.bench import workers
+    from tritonite.bench.results import Run
+    from tritonite.bench.run import Check
+
+
+@app.command()
+def report(
+    model: Annotated[list[str], typer.Option(help="model: bert, llama, t5, vit or whisper; repeatable")],
+    dtype: Annotated[str, typer.Option(help="dtype; default bfloat16, in the interpreter float32")] = "",
+    batch: Annotated[int, typer.Option(min=1, help="number of sequences")] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help="tokens of the prompt; default 512")] = None,
+) -> None:
+    """Count who serves each operator in a model's passes, with reasons of declines and times on a GPU."""
+    from tritonite.bench import models
+
+    kind, tiny = _model_dtype(dtype), tritonite.backend.interpreted
+    for name in _models(model):
+        for phase in models.phases(name, kind, batch, tokens or _prompt(), tiny):
+            with torch.inference_mode():
+                calls = tritonite.report(phase.forward)
+                phase.restore()
+            console.print(f"{name} {phase.name}, {phase.tokens} tokens, {str(kind).removeprefix('torch.')}")
+            console.print(calls)
+
+
+def _operators(chosen: list[str]) -> list[str]:
+    """Return operators and globs unchanged, and add the operators that functions of these names call."""
+    chosen = list(map(names.spelled, chosen))
+    functions = [function for function in map(names.function_named, chosen) if function is not None]
+    reached = [names.reached(function) for function in functions if names.candidate_calls(function, composite=True)]
+    return [*chosen, *sorted({overloads()[name].packet for each in reached for name in each})]
+
+
+def _models(chosen: list[str] | None) -> list[str]:
+    from tritonite.bench import models
+
+    for name in chosen or ():
+        if name not in models.MODELS:
+            raise typer.BadParameter(
+                f"no model {name!r}; known models: {', '.join(models.MODELS)}", param_hint="--model"
+            )
+    return chosen or []
+
+
+def _model_dtype(name: str) -> torch.dtype:
+    """Return the named dtype, or the default for models on this device."""
+    from tritonite.bench import models
+
+    if not name:
+        return torch.float32 if tritonite.backend.interpreted else torch.bfloat16
+    (dtype,) = dtypes_named([name])
+    if dtype not in models.MINIMUM_SIMILARITY:
+        raise typer.BadParameter(f"models run in float16, bfloat16 and float32, not {name}", param_hint="--dtype")
+    return dtype
+
+
+def _prompt() -> int:
+    """Return the default number of tokens of a prompt."""
+    return 16 if tritonite.backend.interpreted else 512
+
+
+@app.command()
+def bench(
+    op: Annotated[list[str] | None, typer.Option(help="operator or glob; repeatable")] = None,
+    family: Annotated[
+        list[str] | None, typer.Option(help="family of operators, such as activation; repeatable")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="dtype, such as float16; repeatable")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="label of a case, such as 4096x4096, or a glob; repeatable")
+    ] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="device, host or graph; repeatable; default device and host")
+    ] = None,
+    provider: Annotated[
+        list[str] | None, typer.Option(help="further provider: compile, compile+tritonite, or name=module:context")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="time a whole model instead of operators: bert, llama, t5, vit or whisper")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="sequences of a model's batch")] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a model's prompt; default 512")] = None,
+    quick: Annotated[
+        bool, typer.Option(help="only the operators that models run most, or a few shapes of --op")
+    ] = False,
+    drawn: Annotated[int | None, typer.Option(min=1, help="draw this many random cases of each family instead")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the drawn cases")] = 0,
+    case: Annotated[
+        list[int] | None,
+        typer.Option(help="measure the drawn cases of --family and --seed with these numbers; repeatable"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds in which providers take turns")] = 10,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="processes that check answers before the timing; default half of the cores"),
+    ] = None,
+    part: Annotated[str, typer.Option(help="shard of the cases, such as 0/4 for the first of four")] = "0/1",
+    json: Annotated[Path | None, typer.Option(help="file to write the results to")] = None,
+    html: Annotated[Path | None, typer.Option(help="file to write a self-contained report to")] = None,
+    charts: Annotated[Path | None, typer.Option(help="folder to write charts to, as PNG")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="earlier results to compare with; exits with 1 if a case got slower")
+    ] = None,
+) -> None:
+    """Time operators against ATen on this machine. Every result is checked first; exits with 1 on a wrong one."""
+    from tritonite.bench import cases, models, results, run, timing, workers
+    from tritonite.bench import console as view
+    from tritonite.bench.drawn import cases as random_cases
+
+    _check_destinations(json, html, charts)
+    model_dtypes = list(map(_model_dtype, dtype or [""])) if _models(model) else []
+    dtypes = dtypes_named(dtype) if dtype else None
+    for name in measure or ():
+        if name not in results.MEASURES or (name == "graph" and tritonite.device != "cuda"):
+            raise typer.BadParameter(
+                f"cannot measure {name!r} on this device; measures are {', '.join(results.MEASURES)}",
+                param_hint="--measure",
+            )
+    earlier = results.Run.load(compare) if compare else None
+    providers = [timing.TRITONITE, *map(run.provider, provider or ())]
+    kinds = tuple(measure or (() if model else ("device", "host")))
+    named = (op and _operators(op), family, shape, dtypes)
+    at_random = drawn is not None or case is not None
+    which = functools.partial(cases.chosen, quick, kinds, *named)
+    if at_random:
+        which = functools.partial(random_cases, drawn or 0, seed, case, measure, *named)
+    which = functools.partial(cases.shard, which, *_part(part))
+    chosen = which()
+    if not chosen and not model:
+        raise typer.BadParameter("no case matches")
+    names = [each.name for each in (timing.ATEN, *providers)]
+    machine = run.machine(
+        shlex.join(["tritonite", *sys.argv[1:]]), any(each.flops for each in chosen), seed if at_random else None
+    )
+    checks = _checks(which, len(chosen), provider or (), jobs or workers.usual_jobs(len(chosen)))
+    tiny = tritonite.backend.interpreted
+    length = tokens or _prompt()
+    passes = (
+        models.measure(
+            name, (timing.ATEN, *providers), dtype=kind, batch=batch, tokens=length, tiny=tiny, rounds=rounds
+        )
+        for name in model or ()
+        for kind in model_dtypes
+    )
+    every: Iterator[results.Result | results.ModelResult]
+    every = itertools.chain(run.run(chosen, providers, rounds, checks), itertools.chain.from_iterable(passes))
+    measured = view.follow(console, machine, every, None if model else len(chosen), names, json)
+    if 0 < len(chosen) <= 40:
+        console.print(view.table(measured, measured.results, names))
+    view.summarise(console, measured)
+    view.show_models(console, measured.models)
+    _save(measured, json, html, charts)
+    slower = view.show_changes(console, results.compare(earlier, measured)) if earlier else 0
+    if measured.interrupted:
+        raise typer.Exit(130)
+    if slower or any(result.failure for result in measured.results):
+        raise typer.Exit(1)
+
+
+def _save(measured: Run, json: Path | None, html: Path | None, charts: Path | None) -> None:
+    """Write a run to the files that are asked for."""
+    if json:
+        measured.save(json)
+    if charts:
+        from tritonite.bench.charts import save
+
+        save(measured, charts)
+    if html:
+        from tritonite.bench.page import write
+
+        write(measured, html)
+
+
+def _check_destinations(json: Path | None, html: Path | None, charts: Path | None) -> None:
+    """Raise TritoniteError, before anything is measured, if results could not be written."""
+    if (html or charts) and importlib.util.find_spec("matplotlib") is None:
+        raise TritoniteError(message="charts come from matplotlib: pip install 'tritonite[bench]'")
+    for path in (json, html, charts and charts / "speedup.png"):
+        if path:
+            cache.check_writable(path)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Parse a shard "I/N". Raises typer.BadParameter."""
+    from tritonite.testing.parts import part_of
+
+    try:
+        return part_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--part") from None
+
+
+def _checks(cases: workers.Cases, count: int, providers: Sequence[str], jobs: int) -> list[Check | None]:
+    """Check cases in several processes before they are timed; [] if one process does both."""
+    from tritonite.bench import console as view
+    from tritonite.bench import workers
+
+    if jobs == 1 or count == 0:
+        return []
+    try:
+        with contextlib.closing(workers.checks(cases, count, providers, jobs)) as checked:
+            return view.checking(console, checked, count)
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted: nothing was measured[/]")
+        raise typer.Exit(130) from None

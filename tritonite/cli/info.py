@@ -1,0 +1,91 @@
+"""`tritonite info`, `build` and `demo`, and the options of no command."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from typing import Annotated
+
+import torch
+import triton
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import tritonite
+from tritonite.cli.common import app, console
+from tritonite.runtime import native
+
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1 runs kernels in Triton's interpreter, 0 forbids that; Tritonite sets 1 if there is no GPU",
+    "TRITON_CACHE_DIR": "folder of Triton's compiled kernels",
+    "TRITONITE_CACHE": "folder of the built native dispatcher; default: tritonite in the user's cache folder",
+    "TRITONITE_TUNE": "file of tuned tiles; default: tritonite/tune.sqlite in the user's cache folder",
+    "TRITONITE_NATIVE": "0 sends calls through Python, 1 through the native dispatcher (default on NVIDIA GPUs)",
+    "TRITONITE_NATIVE_FLAGS": "further compiler flags for the native dispatcher",
+    "TRITONITE_FUZZ_LOG": "file for the output of the processes of `tritonite verify --fuzz`",
+    "TRITONITE_QUIET": "1 suppresses messages on standard error about waiting, compiling and interpreting",
+    "CXX": "C++ compiler of the native dispatcher",
+    "TRITONITE_TEST_FULL": "1 makes the test suite run every sample and dtype",
+}
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(tritonite.__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Handle options given without a command."""
+    if context.invoked_subcommand in ("verify", "bench", "tune"):
+        # These commands show progress of their own, and each of their processes would repeat the messages.
+        os.environ.setdefault("TRITONITE_QUIET", "1")
+
+
+@app.command()
+def build() -> None:
+    """Build the native dispatcher unless it is built already, and print its path."""
+    console.print(str(native.build()), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def info() -> None:
+    """Print versions, device, mode, numbers of operators, and environment variables."""
+    table = Table(show_header=False, box=None)
+    table.add_row("tritonite", tritonite.__version__)
+    table.add_row("torch", torch.__version__)
+    table.add_row("triton", triton.__version__)
+    table.add_row("python", platform.python_version())
+    name = torch.cuda.get_device_name() if tritonite.device == "cuda" else platform.processor() or platform.machine()
+    table.add_row("device", f"{tritonite.device} ({name})")
+    table.add_row("backend", tritonite.backend.kind)
+    table.add_row("mode", "Triton's interpreter" if tritonite.backend.interpreted else "compiled kernels")
+    table.add_row("call path", native.state() if native.wanted() else "Python")
+    families = Counter(op.family for op in tritonite.overloads().values())
+    table.add_row("overloads", f"{len(tritonite.overloads())}")
+    for family, count in sorted(families.items()):
+        table.add_row(f"  {family}", str(count))
+    console.print(table)
+    variables = Table("variable", "value", "meaning", title="Environment", title_justify="left")
+    known = {name: "not read by Tritonite" for name in sorted(os.environ) if name.startswith("TRITONITE_")}
+    for variable, meaning in (known | ENVIRONMENT).items():
+        value = os.environ.get(variable)
+        variables.add_row(variable, "[dim]unset[/]" if value is None else escape(value), meaning)
+    console.print(variables)
+
+
+@app.command()
+def demo() -> None:
+    """Embed sentences with a pretrained MiniLM in ATen and in Tritonite, and compare."""
+    from tritonite.demo import run
+
+    if not run(console):
+        raise typer.Exit(1)
