@@ -244,7 +244,7 @@ class _Counting:
     """Compile-time facts of the counting kernels.
 
     `limits` is "edges" (on the device), "numbers", or "none" if elements are bin numbers; `compute` is their dtype.
-    `sum` is the dtype of counts in shared memory, which has `room` for so many. `index` is the dtype of offsets.
+    `sum` is the dtype of counts in shared memory, which has room for `room` counts. `index` is the dtype of offsets.
     `block` is the elements of a block. `own` is the counts in registers, 0 for none.
     `alone` says that one program counts everything and writes the totals, instead of adding to them.
     """

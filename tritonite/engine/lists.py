@@ -28,8 +28,8 @@ _MOST_DIMENSIONS = 4
 _GROUP = 8
 # The fewest columns of a tile, one per thread of a warp.
 _LEAST_COLUMNS = 32
-# Tiles that a program handles in sequence if accesses are scalar. In one tile of that size a thread would hold so many
-# addresses that few programs fit a multiprocessor.
+# Tiles that a program handles in sequence if accesses are scalar. In one tile of that size a thread would hold too many
+# addresses for several programs to fit a multiprocessor.
 _STEPS = 8
 
 

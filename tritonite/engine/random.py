@@ -173,7 +173,7 @@ def draw_kernel(
 
 
 def elementwise(numel: int, values: int, device: torch.device) -> Order:
-    """Return the order of ATen's kernels that stride over their grid, with so many values a draw."""
+    """Return the order of ATen's kernels that stride over their grid, with `values` values a draw."""
     blocks = min(devices.resident_threads(device) // _ATEN_BLOCK, -(-numel // _ATEN_BLOCK))
     threads = blocks * _ATEN_BLOCK
     return Order(threads, 0, -(-numel // (threads * values)) * _ADVANCE)

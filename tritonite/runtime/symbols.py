@@ -11,7 +11,7 @@ import torch
 
 
 class SlotKind(enum.IntEnum):
-    """How much of a number in an argument a key holds, as in state.h of the native dispatcher.
+    """The part of an argument's number that a key holds, as in state.h of the native dispatcher.
 
     PINNED: its value, as for arguments that are not numbers. TYPE_ONLY: its type. ZERO_OR_ONE: its type, and whether it
     is 0, 1 or neither.

@@ -548,8 +548,8 @@ def _gains_by_cooperation(space: RowSpace, traits: RowTraits) -> bool:
     """Return whether no cache holds a row, and reading it from memory once outweighs the costs of cooperation.
 
     A word of the exchange holds a state of 32 bits. Weights come from a cache for every row, and with 16-bit floats
-    they are a third of all bytes read. Several reduced operands of 16-bit floats take so many registers that a
-    multiprocessor has one program, which idles while it waits.
+    they are a third of all bytes read. Several reduced operands of 16-bit floats take the registers of a
+    whole multiprocessor, whose one program idles while it waits.
     """
     row_bytes, regimes = space.n_reduced * traits.itemsize, ROWS[devices.current.kind]
     most = regimes.cooperative_bytes if traits.states < 3 else regimes.cooperative_moments_bytes

@@ -24,7 +24,7 @@ from tritonite.runtime.libentry import libentry
 FEW = 64
 # The dtypes that `among_all` serves, with the least value of each.
 TABLES = {torch.uint8: 0, torch.int8: -(2**7), torch.int16: -(2**15)}
-# The most elements of a program, each of whose lanes has a slot of its own behind the hash table.
+# The most elements of a program. Each lane has a slot of its own behind the hash table.
 _LANES = 1024
 
 

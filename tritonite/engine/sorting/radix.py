@@ -379,7 +379,7 @@ def _sort_by_digit(
 
 
 def _threads(elements: int, each: int, alone: bool = False) -> dict[str, int]:
-    """Return launch options of a block of so many elements, `each` of them in a thread.
+    """Return launch options of a block of `elements` elements, `each` of them in a thread.
 
     `alone` says that keys have 32 bits at most and no indices go with them, which takes fewer registers.
     """

@@ -428,7 +428,7 @@ def serves(n: int, k: int, keys: Keys) -> bool:
 
 
 def warps_for(elements: int, keys: Keys) -> int:
-    """Return the number of warps whose registers hold so many keys."""
+    """Return the number of warps whose registers hold `elements` keys."""
     return min(16, max(1, elements * max(1, keys.bits // 32) // (32 * _PER_THREAD)))
 
 

@@ -151,7 +151,7 @@ class _Worker:
 
     @property
     def again(self) -> bool:
-        """Whether the next process repeats the turn."""
+        """True if the next process repeats the turn."""
         return self.accused or self.unstarted
 
     def end(self) -> None:
