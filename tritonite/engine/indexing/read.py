@@ -136,6 +136,8 @@ def _read_from_shared(
     Shared memory has 4-byte or 8-byte integers, each of which has EACH elements.
     """
     wait_for_previous_launch()
+    direct_strides, indexed_strides, _ = strides
+    index_range, index_step = ranges[0], column_strides[2][0]
     ROWS: tl.constexpr = META.block[0]
     ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     INTEGER: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
@@ -143,8 +145,8 @@ def _read_from_shared(
     own = alloc_shared(ROWS * META.held, INTEGER)
     lane = tl.arange(0, ROWS * META.held)
     row = tl.program_id(0).to(META.index) * ROWS + lane // META.held
-    start = strided_offset(row, shape, strides[1]) // EACH
-    inside = (lane % META.held < aligned_to(ranges[0][0] // EACH, META.aligned)) & (row < n_rows)
+    start = strided_offset(row, shape, indexed_strides) // EACH
+    inside = (lane % META.held < aligned_to(index_range[0] // EACH, META.aligned)) & (row < n_rows)
     within = aligned_to(start, META.aligned) + lane % META.held
     integers = source.to(tl.pointer_type(INTEGER), bitcast=True)
     store_shared(own, lane, tl.load(integers + within, mask=inside, other=0))
@@ -152,14 +154,14 @@ def _read_from_shared(
     for begin in range(0, n_columns, META.block[1]):
         column = begin + tl.arange(0, META.block[1])
         mask = column < n_columns
-        at, valid = _offset_of_index(indices[0] + column * column_strides[2][0], mask, ranges[0], META)
+        at, valid = _offset_of_index(indices[0] + column * index_step, mask, index_range, META)
         at = tl.where(valid, at, 0).to(tl.int32)
         for i in tl.static_range(ROWS):
             out_row = tl.program_id(0).to(META.index) * ROWS + i
             found = load_shared(own, i * META.held + at // EACH, at.to(INTEGER))
             if EACH > 1:
                 found = found >> (at % EACH * (8 * ITEM))
-            pointers = out + strided_offset(out_row, shape, strides[0]) + column
+            pointers = out + strided_offset(out_row, shape, direct_strides) + column
             tl.store(pointers, found.to(out.dtype.element_ty), mask=mask & (out_row < n_rows))
 
 
@@ -170,18 +172,20 @@ def _read_from_slices(
 ):
     """Do what `_read_from_shared` does for one row that does not fit, slice by slice; keep all columns in registers."""
     wait_for_previous_launch()
+    direct_strides, indexed_strides, _ = strides
+    index_range, index_step = ranges[0], column_strides[2][0]
     ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     INTEGER: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
     EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
     COLUMNS: tl.constexpr = META.block[1]
     own = alloc_shared(META.held, INTEGER)
     row = tl.program_id(0).to(META.index)
-    start = aligned_to(strided_offset(row, shape, strides[1]) // EACH, META.aligned)
+    start = aligned_to(strided_offset(row, shape, indexed_strides) // EACH, META.aligned)
     integers = source.to(tl.pointer_type(INTEGER), bitcast=True) + start
-    n_integers = aligned_to(ranges[0][0] // EACH, META.aligned)
+    n_integers = aligned_to(index_range[0] // EACH, META.aligned)
     column = tl.arange(0, COLUMNS)
     mask = column < n_columns
-    at, valid = _offset_of_index(indices[0] + column * column_strides[2][0], mask, ranges[0], META)
+    at, valid = _offset_of_index(indices[0] + column * index_step, mask, index_range, META)
     at = tl.where(valid, at, 0).to(tl.int32)
     result = tl.zeros((COLUMNS,), out.dtype.element_ty)
     for begin in range(0, n_integers, META.held):
@@ -197,7 +201,7 @@ def _read_from_slices(
         if EACH > 1:
             found = found >> (at % EACH * (8 * ITEM))
         result = tl.where(inside, found.to(out.dtype.element_ty), result)
-    tl.store(out + strided_offset(row, shape, strides[0]) + column, result, mask=mask)
+    tl.store(out + strided_offset(row, shape, direct_strides) + column, result, mask=mask)
 
 
 # Bytes of rows in a program's shared memory; the least bytes of a row, since a shorter one has few cache lines; the
