@@ -1,4 +1,4 @@
-"""tritonite comes first: without a GPU it must set up the interpreter before anything imports triton."""
+"""Fixtures and checks of all tests. tritonite comes first: it sets up the interpreter before triton is imported."""
 
 import tritonite  # noqa: I001
 
@@ -7,42 +7,44 @@ import dataclasses
 import itertools
 import os
 
+from collections import Counter
+from unittest import mock
+
 import pytest
 import torch
 
 from tritonite import devices
 from tritonite.runtime import contract, native
+from tritonite.runtime.stats import totals
 from tritonite.install import override
 
-# The whole set of cases, as for a GPU; the interpreter takes seconds for some of them, and has a part of each test's.
+# Whether all cases run, as on a GPU. By default some run, because the interpreter takes seconds for a case.
 FULL = os.environ.get("TRITONITE_TEST_FULL") == "1"
 
 
 def covering(every, *values):
-    """All combinations, or without the full set those whose places among the values add up to a multiple of `every`.
+    """Return all combinations, or without the full set those whose indices add up to a multiple of `every`.
 
-    Each value occurs where two lists, or more, have `every` of them.
+    Each value occurs if two lists or more have at least `every` values.
     """
     combinations = itertools.product(*map(enumerate, values))
-    return [
-        [value for _, value in each] for each in combinations if FULL or sum(place for place, _ in each) % every == 0
-    ]
+    return [[value for _, value in each] for each in combinations if FULL or sum(i for i, _ in each) % every == 0]
 
 
 def every_second(names, *values):
-    """A parametrization by all combinations, or without the full set by half of them."""
+    """Parametrize a test by all combinations, or without the full set by half of them."""
     return pytest.mark.parametrize(names, covering(2, *values), ids=_name)
 
 
 def _name(value):
-    # What is at an address has another name in every process.
+    # An address differs in every process, and would give xdist's workers different names.
     return None if " at 0x" in str(value) else str(value)
 
 
 def some(*values, turns=1):
-    """Every combination, or without the full set only so many `turns` of the longest list.
+    """Return all combinations, or without the full set as many as `turns` times the longest list has values.
 
-    Each list goes round with the longest, and is moved by one more than the list before it from turn to turn.
+    In a turn all lists advance together. From turn to turn list k shifts by k values, for other combinations.
     """
     if FULL:
         return list(itertools.product(*values))
@@ -51,7 +53,7 @@ def some(*values, turns=1):
 
 
 def pytest_collection_modifyitems(items):
-    """The longest tests come first in each half of the list, of which two workers have one each to begin with."""
+    """Put the longest tests first in each half of the list, with which two workers begin."""
     longest = [item for item in items if item.path.name == "test_compile.py"]
     others = [item for item in items if item not in longest]
     half = len(others) // 2
@@ -65,7 +67,7 @@ def device() -> str:
 
 @contextlib.contextmanager
 def calls_through(path):
-    """Within it calls go through the native dispatcher, or through Python."""
+    """Route calls through the native dispatcher or through Python within the context."""
     patch = pytest.MonkeyPatch()
     patch.setenv("TRITONITE_NATIVE", "1" if path == "native" else "0")
     caches = (native.module, override.native_dispatcher)
@@ -84,21 +86,21 @@ def calls_through(path):
 
 @pytest.fixture(params=["native", "python"])
 def path(request):
-    """A test that takes it runs twice: with calls through the native dispatcher, and through Python."""
+    """Run a test twice: with calls through the native dispatcher, and through Python."""
     with calls_through(request.param):
         yield request.param
 
 
 @pytest.fixture
 def tiny_blocks(monkeypatch):
-    """Blocks so small that rows take several of them, and several programs."""
+    """Make blocks so small that a row has several blocks and programs."""
     record = dataclasses.replace(devices.current, row_elements=128, row_columns=8, programs=4)
     monkeypatch.setattr(devices, "current", record)
 
 
 @pytest.fixture(autouse=True)
 def clean_state():
-    """Leave no override, plan, count or changed default behind, and let ATen serve no call for its speed."""
+    """Serve calls also where ATen is faster, and leave no override, plan, count or changed default behind."""
     torch.manual_seed(0)
     tritonite.reset_stats()
     before = contract.set_comparing(False), contract.set_strict(True)
@@ -114,6 +116,35 @@ def clean_state():
     assert torch.get_default_dtype() is torch.float32
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test whose overridden calls were all declined, because it compared ATen with itself.
+
+    Tests of refusals are marked `@pytest.mark.declines(reason)`. Counts are added up before a test resets them.
+    """
+    served, declined = 0, Counter()
+
+    def add_up():
+        nonlocal served
+        found = totals()
+        served += found.launched + found.replayed
+        declined.update(found.declined)
+
+    reset = tritonite.reset_stats
+
+    def add_up_and_reset():
+        add_up()
+        reset()
+
+    with mock.patch.object(tritonite, "reset_stats", add_up_and_reset):
+        result = yield
+    add_up()
+    if declined and not served and item.get_closest_marker("declines") is None:
+        pytest.fail(f"no kernel ran, every call was declined: {'; '.join(declined)}", pytrace=False)
+    return result
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "smoke: quick checks run with every supported triton")
+    config.addinivalue_line("markers", "declines(reason): every call of the test may be declined, for this reason")
     torch.set_num_threads(1)

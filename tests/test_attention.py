@@ -27,7 +27,7 @@ only_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="ATen has th
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of which small operands have several, of other sizes along queries than along keys."""
+    """Make tiles so small that small operands have several, of different sizes along queries and keys."""
     tiles = Tiles(Tile(32, 16), Tile(16, 32), Tile(32, 16))
     monkeypatch.setattr(problem.table, "tiles", lambda *_: tiles)
 
@@ -87,9 +87,9 @@ def test_several_tiles(small_tiles, dtype, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_parts_of_float32(small_tiles, monkeypatch, causal):
-    """As tensor cores multiply them: of infinity the first alone is one, and of any NaN it is NaN."""
-    monkeypatch.setattr(problem, "products", lambda precision, query: "bf16x6")
+def test_bfloat16_terms_of_float32(small_tiles, monkeypatch, causal):
+    """As tensor cores need it, only the first bfloat16 term of infinity is infinite, and that of nan is nan."""
+    monkeypatch.setattr(problem, "dot_precision", lambda precision, query: "bf16x6")
     query, key, value = _operands(S=70, T=70)
     _check(query, key, value, causal=causal)
     key[0, 0, 3, 5], query[..., 5] = math.inf, -1
@@ -102,14 +102,14 @@ def test_parts_of_float32(small_tiles, monkeypatch, causal):
 
 @pytest.mark.parametrize(("S", "T", "diagonal"), [(40, 90, 0), (90, 40, 0), (40, 90, 50), (90, 40, -50), (1, 33, 32)])
 def test_causal_of_unequal_lengths(small_tiles, S, T, diagonal):
-    """Whatever the diagonal, with rows that see nothing where it is below the first."""
+    """With a diagonal below the first key, the first rows see no key."""
     _check(*_operands(H=4, S=S, T=T), causal=True, diagonal=diagonal)
 
 
 @pytest.mark.parametrize(("D", "V"), [(8, 8), (24, 40), (80, 16), (1, 3), (130, 256)])
 def test_sizes_of_heads(D, V):
     if (D, V) == (80, 16) and not tritonite.backend.interpreted:
-        with pytest.raises(Decline, match="far apart"):
+        with pytest.raises(Decline, match="factor of 2"):
             _check(*_operands(S=17, T=19, D=D, V=V))
     else:
         _check(*_operands(S=17, T=19, D=D, V=V))
@@ -117,12 +117,12 @@ def test_sizes_of_heads(D, V):
 
 @pytest.mark.skipif(not tritonite.backend.interpreted, reason="sizes so far apart are declined on GPUs")
 @pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (16, 16)), (80, 16, (128, 32)), (8, 256, (32, 256))])
-def test_narrow_heads_beside_wide_ones_are_padded(D, V, blocks):
-    """Two groups of warps may share their columns, of which a product on Hopper wants 16 each."""
+def test_narrow_heads_with_wide_ones_are_padded(D, V, blocks):
+    """Products on Hopper want 16 columns for each of two warp groups that share them."""
     query, key, value = _operands(D=D, V=V)
     work = Problem(query, key, value, None, None, False, 0, "ieee")
-    facts = work.facts(work.tiles.key)
-    assert (facts.block_d, facts.block_v) == blocks
+    meta = work.meta(work.tiles.key)
+    assert (meta.block_d, meta.block_v) == blocks
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -257,7 +257,7 @@ def test_empty_sequences(S, T):
 
 @only_cpu
 def test_results_that_aten_misreads():
-    """Its kernel for CPUs takes elements of a head to be next to each other, but those of the result's gradient."""
+    """ATen's kernel for CPUs assumes contiguous heads in all operands but the gradient of the result."""
     op = tritonite.overloads()[f"{_CPU}_backward"]
     query, key, value = _operands()
     out, logsumexp = tritonite.overloads()[_CPU](query, key, value)
@@ -323,7 +323,7 @@ def test_efficient():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("T", [50, 90])
 def test_gradient_of_a_bias(small_tiles, causal, T):
-    """Of all scores, 0 where a query does not see a key, in rows of a multiple of 16 elements."""
+    """The gradient is 0 for masked scores, and its rows are padded to a multiple of 16 elements."""
     op = tritonite.overloads()["_efficient_attention_backward"]
     query, key, value = [x.transpose(1, 2) for x in _operands(H=2, S=40, T=T)]
     bias, grad = _drawn(1, 2, 40, 104)[..., :T], _drawn(1, 40, 2, 16)
@@ -402,7 +402,7 @@ def test_packed_sequences(small_tiles, kind, causal):
 
 
 def _samples(op):
-    """In float16; without the full set each layout once, causal or not by turns, as samples are."""
+    """Yield samples in float16; without the full set each layout once, alternately causal or not."""
     return [each for i, each in enumerate(samples(op, torch.float16, tritonite.device)) if FULL or i % 4 in (0, 3)]
 
 
@@ -439,7 +439,7 @@ def test_results_lie_as_atens(name):
 
 
 @pytest.mark.parametrize("name", ["flash_attention_forward", "efficient_attention_forward"])
-def test_rows_decline_what_aten_has_beside_them(name):
+def test_packed_attention_declines_options_that_aten_has(name):
     op = tritonite.overloads()[f"_{name}"]
     sample = next(iter(samples(op, torch.float16, tritonite.device)))
     given = dict(zip(op.names, sample.args, strict=False)) | sample.kwargs
@@ -466,7 +466,7 @@ def test_cudnn():
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
 def test_references_of_what_cuda_alone_has(kind, suffix):
-    """What samples are judged by on a GPU, where ATen has no float64."""
+    """The references judge samples on a GPU, where ATen has no attention in float64."""
     op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
     for sample in _samples(op):
         wide = sample.map(to_reference)
@@ -482,7 +482,7 @@ def test_references_of_what_cuda_alone_has(kind, suffix):
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
 def test_calls_are_left_to_a_backend_that_is_faster(kind, suffix, monkeypatch):
-    """What is compared is the backend whose operator is called, of the passes that follow from the call."""
+    """The comparison is with the backend and the pass of the operator that is called."""
     asked = []
     monkeypatch.setattr(
         problem.table, "aten_is_faster", lambda backend, *given: asked.append((backend, given[0])) or True
@@ -502,7 +502,7 @@ def test_calls_are_left_to_a_backend_that_is_faster(kind, suffix, monkeypatch):
 
 @only_cpu
 def test_where_nobody_has_measured_atens_kernels_serve(monkeypatch):
-    """On a device of which it is known elsewhere in what ATen is faster."""
+    """A device without measurements of its own declines calls by measurements of other devices."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
     operands = _operands()
     with (
@@ -514,9 +514,9 @@ def test_where_nobody_has_measured_atens_kernels_serve(monkeypatch):
 
 
 def _extreme(bias, row, column):
-    """The same bias with six rows, from `row` on, of the least and largest finite numbers and of -inf.
+    """Set six rows of a bias, from `row` on, to the least and the largest finite number and -inf.
 
-    A row that one number fills has the mean of its values; one with the largest in a `column` has that column's value.
+    A row that one number fills gives the mean of values; the largest number in `column` gives that column's value.
     """
     info = torch.finfo(bias.dtype)
     bias[..., row, :] = info.min
@@ -557,7 +557,7 @@ def test_scales_of_bfloat16(small_tiles, scale, causal):
 
 @pytest.mark.parametrize(("S", "T"), [(20, 0), (1, 0), (1, 1), (1, 24)])
 def test_no_keys_and_single_rows(small_tiles, S, T):
-    """Rows without keys are 0, and so are their gradients, beside a bias too."""
+    """Rows without keys, and their gradients, are 0, also with a bias."""
     for bias in (None, _drawn(1, 2, S, T)):
         _check(*_operands(S=S, T=T), bias=bias)
 

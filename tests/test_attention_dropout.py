@@ -19,7 +19,7 @@ _FLASH, _EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product
 
 
 def _philox(counter, subsequence, rounds):
-    """Four words of 32 bits of each (Salmon et al. 2011)."""
+    """Return four 32-bit numbers for each counter (Salmon et al. 2011)."""
     low, high = np.uint64(2**32 - 1), np.uint64(32)
     words = [counter & low, counter >> high, subsequence & low, subsequence >> high]
     keys = [SEED & 2**32 - 1, SEED >> 32]
@@ -43,7 +43,7 @@ def _flash_keeps(head, row, column, offset):
 
 
 def _efficient_keeps(head, row, column, offset):
-    """Elements are numbered in order, and have a word each."""
+    """Return which elements are kept: they are numbered in order, and each uses one random number."""
     number = offset + (head * (row.max() + 1) + row) * (column.max() + 1) + column
     words = _philox(number // 4, number * 0, 10)
     word = np.take_along_axis(words, (number % 4)[..., None].astype(np.int64), -1)[..., 0].astype(np.float32)
@@ -51,13 +51,13 @@ def _efficient_keeps(head, row, column, offset):
 
 
 def _mask(keeps, heads, queries, keys, offset, first=0):
-    """Of (heads, queries, keys), of which the first is `first`, counted over batches."""
+    """Return the mask of (heads, queries, keys); `first` is the index of the first head, counted over batches."""
     head, row, column = np.indices((heads, queries, keys)).astype(np.uint64)
     return torch.from_numpy(keeps(head + first, row, column, np.uint64(offset)))
 
 
 def _by_definition(query, key, value, mask, bias=None, diagonal=None):
-    """In float64; `diagonal` of causal attention."""
+    """Return attention in float64; `diagonal` is that of a causal mask."""
     ratio = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(ratio, 1), value.repeat_interleave(ratio, 1)
     scores = query @ key.mT / math.sqrt(query.shape[3])
@@ -100,7 +100,7 @@ def _check(found, exacts, far):
 @only_interpreted
 @pytest.mark.parametrize(("S", "causal"), [(37, True), (70, False)])
 def test_flash(state, small_tiles, S, causal):
-    """Of heads that share keys, forward and backward, twice: the second call's numbers are others."""
+    """Heads share keys. The second call draws other numbers than the first."""
     ops, T = tritonite.overloads(), 70
     query, key, value = (_drawn(2, heads, rows, 16, dtype=torch.float16) for heads, rows in ((2, S), (1, T), (1, T)))
     for offset in (OFFSET, OFFSET + 4 * 32):
@@ -121,7 +121,7 @@ def test_flash(state, small_tiles, S, causal):
 @only_interpreted
 @pytest.mark.parametrize(("T", "causal"), [(33, True), (34, False), (35, True), (40, True), (70, False)])
 def test_efficient(state, small_tiles, T, causal):
-    """With a bias and its gradient, of rows that begin with any word of a draw."""
+    """Attention has a bias and its gradient, and rows that begin with any of the four numbers of a draw."""
     ops, S = tritonite.overloads(), 45
     query, key, value = (_drawn(1, rows, 2, size) for rows, size in ((S, 16), (T, 16), (T, 24)))
     bias = _drawn(1, 2, S, 104)[..., :T]
@@ -141,7 +141,7 @@ def test_efficient(state, small_tiles, T, causal):
 
 @only_interpreted
 def test_packed_sequences(state, small_tiles):
-    """Of flash attention: a head's numbers begin where those of the sequence before end."""
+    """In flash attention a head's numbers begin after those of the previous sequence."""
     lengths = [(5, 7), (33, 36), (0, 3), (17, 40)]
     ops, (S, T) = tritonite.overloads(), (sum(each) for each in zip(*lengths, strict=True))
     starts = [torch.tensor([0, *np.cumsum(each)], dtype=torch.int32) for each in zip(*lengths, strict=True)]

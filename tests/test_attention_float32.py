@@ -12,22 +12,22 @@ from warps import Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, forward, place, scores
+from tritonite.engine.attention import backward, forward, prologue, scores
 from tritonite.engine.attention import table as table
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.hopper import (
     backward_dkdv,
     backward_dq,
-    float32_backward,
-    float32_forward,
-    float32_tiles,
+    fp32_backward,
+    fp32_forward,
+    fp32_tiles,
 )
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.gemm.kernels import hopper_fp32
 
 _KERNELS = {
-    float32_forward: ("attend_in_parts",),
-    float32_backward: ("attend_to_queries_in_parts", "attend_to_keys_in_parts"),
+    fp32_forward: ("attend_fp32",),
+    fp32_backward: ("attend_backward_dq_fp32", "attend_backward_dkdv_fp32"),
 }
 
 
@@ -36,7 +36,7 @@ def wide(**sizes):
 
 
 def packed(queries, keys, causal=False, last=False, logarithms=True, D=64, ratio=1):
-    """Sequences of so many queries and keys each, one after the other."""
+    """Return a problem of packed sequences, given by numbers of queries and keys."""
     rows, columns = [torch.tensor([0, *lengths]).cumsum(0) for lengths in (queries, keys)]
     shapes = (1, 2 * ratio, int(rows[-1]), D), (1, 2, int(columns[-1]), D), (1, 2, int(columns[-1]), D)
     starts = [places.to(torch.int32).to(tritonite.device) for places in (rows, columns)]
@@ -45,7 +45,7 @@ def packed(queries, keys, causal=False, last=False, logarithms=True, D=64, ratio
 
 
 def sequences(work):
-    """Each of a packed problem's, and the parts of queries and of keys that are its own."""
+    """Yield each sequence of a packed problem, with its slices of queries and keys."""
     starts = [places.tolist() for places in work.packed[:2]]
     for i in range(work.batch):
         rows, columns = [slice(*places[i : i + 2]) for places in starts]
@@ -75,7 +75,7 @@ def check_packed(work, attend, differentiate, far=1e-5):
 
 
 def gradients(work, grad):
-    """Those of query, key, value and bias, in float64; a row that sees nothing has none."""
+    """Return gradients by query, key, value and bias in float64; a row that sees no key has none."""
     own = [x.detach().double().requires_grad_() for x in work[:3]]
     bias = torch.zeros((), device=grad.device) if work.bias is None else work.bias
     hidden = ~bias if bias.dtype is torch.bool else bias.isneginf()
@@ -92,15 +92,17 @@ def gradients(work, grad):
 @pytest.fixture
 def of_hopper(monkeypatch):
     monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
-    monkeypatch.setattr(float32_tiles, "products", lambda precision, _: "bf16x6" if precision == "ieee" else precision)
+    monkeypatch.setattr(
+        fp32_tiles, "dot_precision", lambda precision, _: "bf16x6" if precision == "ieee" else precision
+    )
 
 
 def test_takes_float32_of_any_layout(of_hopper, monkeypatch):
     work = wide()
-    assert float32_forward.takes(work, result(work)) and float32_backward.takes(work, result(work), work[:3])
+    assert fp32_forward.serves(work, result(work)) and fp32_backward.serves(work, result(work), work[:3])
     odd = work._replace(query=drawn(2, 4, 20, 67, dtype=torch.float32)[..., 1:65], bias=drawn(20, 21)[:, 1:] > 0)
     for other in (with_bias(work), odd, wide(D=1), wide(D=24, V=64), packed([5, 9], [3, 20])):
-        assert float32_forward.takes(other, result(other))
+        assert fp32_forward.serves(other, result(other))
     others = [
         problem(),
         wide(D=72),
@@ -110,14 +112,9 @@ def test_takes_float32_of_any_layout(of_hopper, monkeypatch):
         work._replace(dropout=Dropout(0.5, False)),
         work._replace(precision="tf32"),
     ]
-    assert not any(float32_forward.takes(other, result(other)) for other in others)
+    assert not any(fp32_forward.serves(other, result(other)) for other in others)
     monkeypatch.setattr(devices, "has_wgmma", lambda device: False)
-    assert not float32_forward.takes(work, result(work))
-
-
-def test_a_third_program_where_it_takes_fewer_rounds():
-    assert table.registers_for_keys(288, 132) == 168 == table.registers_for_keys(390, 132)
-    assert not any(table.registers_for_keys(programs, 132) for programs in (1, 96, 264, 400, 2048, 3072))
+    assert not fp32_forward.serves(work, result(work))
 
 
 @pytest.fixture(params=[False, True], ids=["late", "at once"])
@@ -126,7 +123,7 @@ def in_python(request, monkeypatch):
     as_is = {"heads", "batch_heads", "group", "blocks"}
 
     def given(name, value):
-        if name == "FACTS":
+        if name == "META":
             return types.SimpleNamespace(**dataclasses.asdict(dataclasses.replace(value, index=torch.int64)))
         if isinstance(value, torch.Tensor):
             return Pointer(value)
@@ -135,7 +132,7 @@ def in_python(request, monkeypatch):
         return value if name in as_is else number(value)
 
     def cut(x, _):
-        """Three parts of 8 bits each, cut off."""
+        """Split into three terms of 8 bits each, by truncation."""
         found = []
         for _part in range(3):
             first = (x.contiguous().view(torch.int32) & -65536).view(torch.float32)
@@ -146,8 +143,8 @@ def in_python(request, monkeypatch):
     class Launcher:
         def __init__(self, kernel, module):
             self.names = list(kernel.jit.signature.parameters)
-            # Its own last, whose functions have names that others' have, too.
-            modules = hopper_fp32, scores, place, backward_dq, backward_dkdv, float32_tiles, module
+            # The kernel's own module comes last: its functions replace others of the same name.
+            modules = hopper_fp32, scores, prologue, backward_dq, backward_dkdv, fp32_tiles, module
             helpers, constants = (
                 warps.device_functions(*modules),
                 {"ROWS": 64, "SMALL_PRODUCTS": 5, "LOG2E": scores.LOG2E.value},
@@ -167,18 +164,18 @@ def in_python(request, monkeypatch):
     for module, names in _KERNELS.items():
         for name in names:
             monkeypatch.setattr(module, name, Launcher(getattr(module, name), module))
-    monkeypatch.setattr(float32_backward, "empty", lambda *given: torch.empty(given[0]).fill_(math.nan))
+    monkeypatch.setattr(fp32_backward, "empty", lambda *given: torch.empty(given[0]).fill_(math.nan))
 
 
 def added(work):
-    """The same with a mask as what is added to scores."""
+    """Return the problem with its mask converted to an additive bias."""
     if work.bias is None or work.bias.dtype is not torch.bool:
         return work
     return work._replace(bias=torch.zeros(work.bias.shape, device=work.bias.device).masked_fill(~work.bias, -math.inf))
 
 
 def check(work, attend, differentiate, far=1e-5):
-    """Both passes beside float64, their results in memory that was nan and that stays so beside them."""
+    """Compare both passes with float64. Results are views of nan memory, whose other elements must stay nan."""
     out = torch.full((*result(work).shape[:3], work.value.shape[3] + 5), math.nan, device=work.query.device)[..., :-5]
     rows = out.shape[2]
     logsumexp = torch.full((*out.shape[:2], -(-rows // 32) * 32), math.nan, device=out.device)
@@ -220,7 +217,7 @@ CASES = [
 @pytest.mark.parametrize("sizes", CASES)
 def test_products_follow_each_other(in_python, sizes):
     """Nothing is read before it has been written, or overwritten before the products that read it have ended."""
-    check(wide(B=1, **sizes), float32_forward.attention, float32_backward.attention_backward)
+    check(wide(B=1, **sizes), fp32_forward.attention, fp32_backward.attention_backward)
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -228,18 +225,18 @@ def test_products_follow_each_other(in_python, sizes):
 @pytest.mark.parametrize("broadcast", [*BROADCASTS, "mask"])
 @pytest.mark.parametrize("sizes", CASES[2:4])
 def test_a_bias_and_its_gradient(in_python, sizes, broadcast):
-    """Which has blocks of -inf alone, and rows that see nothing."""
+    """The bias has blocks of -inf, and rows that see no key."""
     work = with_bias(wide(B=1, **sizes), "full" if broadcast == "mask" else broadcast)
     work = work._replace(bias=~work.bias.isneginf()) if broadcast == "mask" else work
-    check(work, float32_forward.attention, float32_backward.attention_backward)
+    check(work, fp32_forward.attention, fp32_backward.attention_backward)
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("in_python", [False], indirect=True, ids=["late"])
 def test_biases_of_the_least_and_largest_numbers(in_python):
-    """Beside which the logarithm of a row does not hold that of the number of its keys."""
+    """Next to such numbers the logsumexp does not hold the logarithm of the number of keys."""
     work = with_extremes(wide(B=1, S=80, T=100, H=2, causal=False), 61, 5)
-    check(work, float32_forward.attention, float32_backward.attention_backward)
+    check(work, fp32_forward.attention, fp32_backward.attention_backward)
 
 
 PACKED = [
@@ -252,19 +249,19 @@ PACKED = [
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("given", PACKED)
 def test_packed_sequences_of_several_lengths(in_python, given):
-    check_packed(packed(**given), float32_forward.attention, float32_backward.attention_backward)
+    check_packed(packed(**given), fp32_forward.attention, fp32_backward.attention_backward)
 
 
 @on_sm_90
 @pytest.mark.parametrize("given", PACKED)
 def test_values_of_packed_sequences(given):
     work = packed(**given)
-    assert float32_forward.takes(work, result(work)) and float32_backward.takes(work, result(work), work[:3])
+    assert fp32_forward.serves(work, result(work)) and fp32_backward.serves(work, result(work), work[:3])
     check_packed(work, forward.attention, backward.attention_backward)
 
 
 def run(work, **far):
-    assert float32_forward.takes(work, result(work)) and float32_backward.takes(work, result(work), work[:3])
+    assert fp32_forward.serves(work, result(work)) and fp32_backward.serves(work, result(work), work[:3])
     check(work, forward.attention, backward.attention_backward, **far)
 
 
@@ -277,26 +274,26 @@ def test_values(sizes):
 @on_sm_90
 @pytest.mark.parametrize("broadcast", [*BROADCASTS, "mask"])
 @pytest.mark.parametrize("sizes", [*CASES[1:4], {"S": 300, "T": 301, "causal": False}])
-def test_values_beside_a_bias(sizes, broadcast):
+def test_values_with_a_bias(sizes, broadcast):
     work = with_bias(wide(**sizes), "full" if broadcast == "mask" else broadcast)
     run(work._replace(bias=~work.bias.isneginf()) if broadcast == "mask" else work)
 
 
 @on_sm_90
-def test_values_beside_biases_of_the_least_and_largest_numbers():
+def test_values_with_biases_of_the_least_and_largest_numbers():
     run(with_extremes(wide(S=300, T=301, causal=False), 120, 130))
 
 
 @on_sm_90
 def test_more_programs_than_two_rounds_have():
-    """So that a third is in a multiprocessor."""
+    """There are enough programs for three on a multiprocessor."""
     heads = 2 * devices.multiprocessors(torch.device("cuda")) + 1
     run(wide(B=1, H=heads, shared=heads, S=50, T=60, causal=False))
 
 
 @on_sm_90
 @pytest.mark.parametrize("D", [64, 40])
-def test_layouts_and_places_in_the_middle_of_words(D):
+def test_layouts_and_misaligned_rows(D):
     for work in (
         wide(S=130, D=D)._replace(query=drawn(2, 130, 3, 4, D, dtype=torch.float32).permute(2, 0, 3, 1, 4)[1]),
         wide(S=130, D=D)._replace(query=drawn(2, 4, 130, D + 3, dtype=torch.float32)[..., 1 : D + 1]),
@@ -308,7 +305,7 @@ def test_layouts_and_places_in_the_middle_of_words(D):
 @on_sm_90
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_is_not_finite(causal):
-    """Of infinity the first part alone is one, of any NaN it is NaN; what nobody sees reaches no gradient of keys."""
+    """The first term of infinity is infinite, all terms of nan are nan, and masked values reach no gradient of keys."""
     work = wide(S=70, T=300, causal=causal, H=2)
     work.key[0, 0, 3, 5], work.query[..., 5] = math.inf, -1
     work.value[0, 1].view(torch.int32)[4, 2] = 0x7F800001

@@ -18,8 +18,8 @@ from tritonite.engine.attention import table as table
 from tritonite.engine.attention.hopper import descriptors
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.hopper.descriptors import bias_descriptor
-from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Packed, Problem
+from tritonite.engine.attention.prologue import longest_first
 from tritonite.engine.attention.table import WarpSpecialized
 
 on_sm_90 = pytest.mark.skipif(
@@ -60,7 +60,7 @@ BROADCASTS = {
 
 
 def with_bias(work, broadcast="full", hidden=0.3):
-    """The same with a bias in rows as ATen pads them, some of which is -inf: a part, a block of keys and a row."""
+    """Add a bias in rows padded as ATen pads them, with -inf in a slice, in a block of keys and in a row."""
     shape = [*work.query.shape[:3], work.keys]
     padded = [1 if shared else size for size, shared in zip(shape, BROADCASTS[broadcast], strict=False)]
     bias = drawn(*padded, -(-work.keys // 16) * 16, dtype=work.query.dtype)[..., : work.keys]
@@ -72,10 +72,10 @@ def with_bias(work, broadcast="full", hidden=0.3):
 
 
 def with_extremes(work, first, column, broadcast="heads"):
-    """The same with a bias whose rows, from `first` on, are what padding masks are made of.
+    """Add a bias whose rows, from `first` on, have the numbers of padding masks.
 
-    Rows of the least finite number, of it but for one column, of the largest in one column and in all, and of -inf but
-    for one column of the least number.
+    Rows have the least finite number in all columns or in all but one, the largest in one column or in all, and -inf in
+    all columns but one of the least number.
     """
     bias = with_bias(work, broadcast, hidden=0).bias.nan_to_num(neginf=0).contiguous()
     info = torch.finfo(bias.dtype)
@@ -97,21 +97,21 @@ def of_hopper(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
-def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
+def test_serves_operands_that_descriptors_can_address(of_hopper, dtype, sizes):
     work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
-    assert hopper.takes(work, result(work))
+    assert hopper.serves(work, result(work))
     rows_first = work._replace(**{name: getattr(work, name).mT.contiguous().mT for name in ("query",)})
-    assert not hopper.takes(rows_first, result(work))
+    assert not hopper.serves(rows_first, result(work))
     by_rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (work.query, work.key, work.value)]
-    assert hopper.takes(Problem(*by_rows, *work[3:]), result(work))
+    assert hopper.serves(Problem(*by_rows, *work[3:]), result(work))
     packed = drawn(2, 20, 3, 4, 64, dtype=dtype).permute(2, 0, 3, 1, 4)
-    assert hopper.takes(Problem(*packed, *work[3:]), result(Problem(*packed, *work[3:])))
+    assert hopper.serves(Problem(*packed, *work[3:]), result(Problem(*packed, *work[3:])))
 
 
 def test_leaves_other_calls_to_the_kernel_for_all_devices(of_hopper, monkeypatch):
     work = problem()
     out = result(work)
-    assert hopper.takes(work, out)
+    assert hopper.serves(work, out)
     starts = torch.zeros(2, dtype=torch.int32)
     bias = drawn(2, 4, 20, 32)
     others = [
@@ -127,17 +127,17 @@ def test_leaves_other_calls_to_the_kernel_for_all_devices(of_hopper, monkeypatch
         work._replace(query=drawn(2, 4, 20, 66)[..., :64]),
         work._replace(key=work.key[:, :1].expand(-1, 2, -1, -1)),
     ]
-    assert not any(hopper.takes(other, out) for other in others)
+    assert not any(hopper.serves(other, out) for other in others)
     wide = problem(dtype=torch.float32)
-    assert not hopper.takes(wide, result(wide))
+    assert not hopper.serves(wide, result(wide))
     monkeypatch.setattr(devices, "has_wgmma", lambda device: False)
-    assert not hopper.takes(work, out)
+    assert not hopper.serves(work, out)
 
 
 @pytest.mark.parametrize("broadcast", BROADCASTS)
-def test_takes_a_bias_of_which_a_descriptor_can_tell(of_hopper, broadcast):
+def test_serves_a_bias_that_a_descriptor_can_address(of_hopper, broadcast):
     work = with_bias(problem(), broadcast)
-    assert hopper.takes(work, result(work))
+    assert hopper.serves(work, result(work))
     described = bias_descriptor(work.bias, 64, 128)
     assert described.shape == [
         1 if shared else size for size, shared in zip((2, 4, 20), BROADCASTS[broadcast], strict=True)
@@ -146,7 +146,7 @@ def test_takes_a_bias_of_which_a_descriptor_can_tell(of_hopper, broadcast):
     assert described.base.data_ptr() == work.bias.data_ptr()
 
 
-# What a user gives `scaled_dot_product_attention`, of (batch, heads, queries, keys).
+# Masks that users give `scaled_dot_product_attention`, made from (batch, heads, queries, keys).
 MASKS = {
     "of keys": lambda shape: drawn(shape[0], 1, 1, shape[3]),
     "of keys, expanded": lambda shape: drawn(shape[0], 1, 1, shape[3]).expand(shape),
@@ -188,7 +188,7 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
 
 
 def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
-    """What the kernel's source does as plain Python, where a group of warps is a thread: (result, logarithms)."""
+    """Run the kernel's source in plain Python, a thread for each warp group; return (result, logsumexp)."""
     out = result(work)
     logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan)
     block_d, block_v = hopper.block_sizes(work)
@@ -201,19 +201,20 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
         hopper.attend_warp_specialized.jit.fn,
         warps.device_functions(scores, descriptors, hopper),
         at_once,
-        # Which halves are a register's is the compiler's matter.
-        _anew=lambda number: number,
+        # How 16-bit numbers are packed in registers is up to the compiler.
+        _opaque=lambda number: number,
         _packed=lambda x, dtype: x.to(dtype),
         _unpacked=lambda pairs, dtype, total: pairs,
         **{name: getattr(hopper, name).value for name in constants},
     )
-    facts = dataclasses.asdict(work.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
+    meta = dataclasses.asdict(work.meta(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
     bias = work.bias
     if bias is not None:
         described = bias_descriptor(bias, rows, tile.BLOCK_N)
         bias = Descriptor(bias.as_strided(described.shape, bias.stride()), described.block_shape)
-    facts |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
-    order = tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers, slots
+    meta |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
+    meta |= {"consumers": tile.groups, "ping_pong": tile.ping_pong, "overlapped": tile.overlapped, "slots": slots}
+    meta |= {"own_staging": own_staging, "registers": tile.registers, "stages": tile.num_stages}
     for program in range(programs):
         kernel(
             program,
@@ -225,9 +226,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
             Pointer(logsumexp),
             *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
             *(number(work.keys), work.diagonal, logsumexp.shape[2], programs, torch.tensor(work.factor).double()),
-            FACTS=types.SimpleNamespace(**facts),
-            ORDER=order,
-            STAGES=tile.num_stages,
+            META=types.SimpleNamespace(**meta),
         )
     return out, logsumexp
 
@@ -246,10 +245,10 @@ TILES = [
 
 
 def _has_room_for_a_bias(tile, D=64, V=64):
-    """In 227 KiB; and blocks of one row begin at 128 bytes, as copies do."""
+    """Return whether a tile with a bias fits in 227 KiB; blocks of one row are aligned to 128 bytes, as TMA wants."""
     one = tile.BLOCK_M * (D + (V if D != V else 0))
     blocks = tile.num_stages * tile.BLOCK_N * (D + V + tile.BLOCK_M)
-    return 2 * (one + blocks) + hopper._BARRIERS <= 227 * 1024 and 2 * tile.BLOCK_N >= 128
+    return 2 * (one + blocks) + hopper._BARRIER_BYTES <= 227 * 1024 and 2 * tile.BLOCK_N >= 128
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -263,7 +262,7 @@ def _has_room_for_a_bias(tile, D=64, V=64):
         [False, True],
     ),
 )
-def test_groups_of_warps_agree(sizes, tile, at_once, own_staging):
+def test_warp_groups_agree(sizes, tile, at_once, own_staging):
     """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
     S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80 if own_staging else 64, causal=causal, diagonal=diagonal, scale=scale)
@@ -288,8 +287,8 @@ def test_groups_of_warps_agree(sizes, tile, at_once, own_staging):
         TILES,
     ),
 )
-def test_groups_of_warps_add_a_bias(sizes, broadcast, tile):
-    """Which comes with keys, has blocks of -inf alone, and rows that see nothing."""
+def test_warp_groups_add_a_bias(sizes, broadcast, tile):
+    """The bias is copied with the keys, has blocks of -inf, and rows that see no key."""
     S, T, causal, diagonal, scale, own_staging, empty = sizes
     work = with_bias(problem(S=S, T=T, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     out, logsumexp = run(work, tile, False, own_staging, empty=empty)
@@ -317,7 +316,7 @@ def test_the_least_and_largest_numbers(dtype):
     covering(2, [(5, 450 if FULL else 330, 4), (1, 600, 2)], TILES, [False, True]),
 )
 def test_tiles_of_one_program_have_different_blocks(sizes, tile, at_once):
-    """Of which more or fewer are masked than of the tile before; few tiles, and many in pairs."""
+    """Successive tiles differ in how many blocks are masked. A program has a few tiles, or many in pairs."""
     programs, S, H = sizes
     work = problem(S=S, H=H, shared=2, B=2 if H == 4 else 1)
     out, logsumexp = run(work, tile, at_once, own_staging=True, programs=programs)
@@ -335,12 +334,12 @@ def test_balanced_tiles_are_all_tiles(blocks, heads, programs):
         minimum=min, cdiv=lambda x, y: -(-x // y), program_id=lambda _: program, constexpr=None
     )
     scope = {"gl": here, "tl": here, "_PAIRED_ROUNDS": table.PAIRED_ROUNDS}
-    for function in (by_length, hopper._balanced, hopper._end):
+    for function in (longest_first, hopper._balanced_tile, hopper._tile_end):
         scope[function.fn.__name__] = types.FunctionType(function.fn.__code__, scope)
     for program in range(programs):
-        end = scope["_end"](tiles, programs, types.SimpleNamespace(causal=True), [2] * 6)
+        end = scope["_tile_end"](tiles, programs, types.SimpleNamespace(causal=True, slots=2))
         own = range(program, end, programs)
-        mine = [scope["_balanced"](tile, blocks, heads, heads, programs) for tile in own]
+        mine = [scope["_balanced_tile"](tile, blocks, heads, heads, programs) for tile in own]
         taken += mine
         lengths.append(sum(blocks - block for block, _ in mine))
     assert sorted(taken) == [(block, head) for block in range(blocks) for head in range(heads)]
@@ -350,7 +349,7 @@ def test_balanced_tiles_are_all_tiles(blocks, heads, programs):
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("worst", [math.nan, math.inf])
 def test_what_is_not_finite_stays_so(worst):
-    """Of one key, in blocks that are masked and in those that are not."""
+    """A key is not finite, in a masked block or in another."""
     for at, T in ((3, 150), (7, 150), (64 + 2, 150), (64 + 3, 150), (128 + 7, 150), (64 + 3, 128), (3, 64)):
         work = problem(S=70, T=T, H=2, causal=False)
         work.query[:] = work.query.abs()
@@ -375,7 +374,7 @@ def test_what_is_not_finite_stays_so_on_a_device(D, worst):
 
 
 def attended(work, empty="inf"):
-    """(result, logarithms) of the host function, beside memory that must stay as it was."""
+    """Return (result, logsumexp) of the host function, and check that memory around them is unchanged."""
     whole = work.query.new_full((*work.query.shape[:2], work.queries + 3, work.value.shape[3] + 8), math.nan)
     out = whole[:, :, : work.queries, : work.value.shape[3]]
     logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan, device=out.device)
@@ -390,7 +389,7 @@ def check(work, empty="inf"):
 
     By the tile that is for so few queries, and by that for many.
     """
-    assert hopper.takes(work, result(work))
+    assert hopper.serves(work, result(work))
     far = 4e-3 if work.query.dtype is torch.float16 else 3e-2
     expected, logarithms = by_definition(work, empty)
     with pytest.MonkeyPatch.context() as patch:
@@ -416,7 +415,7 @@ def chosen(size, value=None):
 
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_tiles_have_the_registers_that_they_ask_for(size):
-    """The warps of a device share 64 Ki; a thread has 255 of them at most, and whole eights."""
+    """A multiprocessor has 64 Ki registers. A thread has less than 256, in multiples of 8."""
     for tile in chosen(size):
         copying, multiplying = 128 * table.COPYING, 128 * tile.groups * tile.registers
         assert tile.BLOCK_M % 64 == 0 and tile.registers % 8 == 0 < tile.registers < 256
@@ -425,25 +424,22 @@ def test_tiles_have_the_registers_that_they_ask_for(size):
         )
 
 
-@pytest.mark.parametrize("size", [64, 128, 256])
-def test_fewer_heads_have_no_larger_tiles(size):
-    for queries, keys, causal in itertools.product((64, 512, 4096), (64, 4096), (False, True)):
-        tiles = [table.warp_specialized(size, size, queries, keys, n, 132, causal).BLOCK_M for n in (1, 32, 4096)]
-        assert tiles == sorted(tiles)
-
-
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_shared_memory_has_room_for_a_bias(D):
-    """By every tile, of 227 KiB; results of another size than keys have their own."""
+    """Every tile fits in 227 KiB, also where values have another size than keys."""
     assert all(_has_room_for_a_bias(tile, D, V) for V in (D, D // 2) for tile in chosen(D, V))
     if D in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS:
         queries, keys = table.warp_specialized_backward(D, D, True)
-        assert 2 * (2 * 128 * D + queries.num_stages * queries.block * (2 * D + 128)) + hopper._BARRIERS <= 227 * 1024
-        assert 2 * (2 * 128 * D + keys.num_stages * keys.block * (2 * D + 128 + 4)) + hopper._BARRIERS <= 227 * 1024
+        assert (
+            2 * (2 * 128 * D + queries.num_stages * queries.block * (2 * D + 128)) + hopper._BARRIER_BYTES <= 227 * 1024
+        )
+        assert (
+            2 * (2 * 128 * D + keys.num_stages * keys.block * (2 * D + 128 + 4)) + hopper._BARRIER_BYTES <= 227 * 1024
+        )
 
 
 def test_aten_is_faster_unless_the_table_says_otherwise(monkeypatch):
-    """Of a backend's pass in elements of a size; nothing follows from others."""
+    """An entry of the table is for one backend, pass and element size."""
     monkeypatch.setattr(table, "FASTER", {("flash", 2, "forward"): range(33, 129)})
     monkeypatch.setattr(table, "FASTER_WITH_BIAS", {("efficient", 4, "forward"): range(1, 65)})
     faster = lambda *given: not table.aten_is_faster(*given)
@@ -453,28 +449,6 @@ def test_aten_is_faster_unless_the_table_says_otherwise(monkeypatch):
     for backend, done_by, size in (("cudnn", "forward", 2), ("flash", "backward", 2), ("flash", "forward", 4)):
         assert not faster(backend, done_by, size, 64, False, 512)
     assert faster("cudnn", "decoding", 2, 64, False, 512)
-
-
-def test_few_queries_by_few_keys_are_left_to_aten():
-    """Where tiles are few; decoding serves more keys, and gradients are another matter."""
-    assert table.are_short(1, 148) and not table.are_short(1, 256) and not table.are_short(17, 148)
-    assert not table.are_short(1, 64)
-    for few, short in itertools.product((False, True), repeat=2):
-        assert table.aten_is_faster("flash", "warp specialised", 2, 80, False, 148, few, short) == (few and short)
-        assert not table.aten_is_faster("flash", "warp specialised backward", 2, 80, False, 148, few, short)
-        assert table.aten_is_faster("efficient", "forward", 4, 256, False, 1788, few)
-        assert not table.aten_is_faster("efficient", "forward", 4, 128, False, 1788, few)
-
-
-def test_short_heads_beside_cudnn_want_many_keys_or_few_tiles():
-    slower = lambda head, keys, biased=False, few=False: table.aten_is_faster(
-        "cudnn", "warp specialised", 2, head, biased, keys, few
-    )
-    assert slower(64, 512) and not slower(64, 512, few=True) and not slower(48, 4096) and not slower(128, 64)
-    assert slower(64, 511, biased=True) and slower(64, 511, True, few=True) and not slower(48, 512, biased=True)
-    assert slower(32, 4096) and not slower(32, 512, few=True) and slower(16, 512, few=True)
-    for few in (False, True):
-        assert table.aten_is_faster("cudnn", "warp specialised backward", 2, 64, False, 512, few) != few
 
 
 @on_sm_90
@@ -556,7 +530,7 @@ def test_layouts(D):
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):
-    """Of so many heads that persistent programs have several tiles."""
+    """There are enough heads for several tiles in each persistent program."""
     monkeypatch.setattr(table, "warp_specialized", lambda *_: tile._replace(persistent=persistent))
     check(problem(S=450, H=64, shared=32, causal=causal))
 
@@ -565,7 +539,7 @@ def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):
 @pytest.mark.parametrize("tile", sorted(tile for tile in chosen(64) if tile.persistent))
 @pytest.mark.parametrize(("S", "H"), [(600, 101), (1000, 72)])
 def test_so_many_tiles_that_they_are_in_pairs(S, H, tile, monkeypatch):
-    """Of an even or an odd number, and keys that are copied several blocks ahead."""
+    """The number of tiles is even or odd, and keys are copied several blocks ahead."""
     monkeypatch.setattr(table, "warp_specialized", lambda *_: tile)
     check(problem(S=S, H=H, shared=H, B=3))
 

@@ -22,7 +22,7 @@ from warps import Descriptor, Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, place, scores
+from tritonite.engine.attention import backward, prologue, scores
 from tritonite.engine.attention import table as table
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
@@ -53,12 +53,12 @@ def of_hopper(monkeypatch):
 
 
 def taken(work, grad=None, grads=None):
-    return hopper_backward.takes(work, result(work) if grad is None else grad, work[:3] if grads is None else grads)
+    return hopper_backward.serves(work, result(work) if grad is None else grad, work[:3] if grads is None else grads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
-def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
+def test_serves_operands_that_descriptors_can_address(of_hopper, dtype, sizes):
     work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
     assert taken(work)
     assert not taken(work._replace(query=work.query.mT.contiguous().mT))
@@ -110,14 +110,14 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
 
 
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
-    """What the kernels' sources do as plain Python, launched by the host function."""
-    as_is = {"heads", "batch_heads", "group", "blocks", "APART", "SPLIT", "STAGES", "V_STAGES"}
+    """Run the kernels' sources in plain Python, as the host function launches them."""
+    as_is = {"heads", "batch_heads", "group", "blocks"}
 
     def given(name, value):
         if isinstance(value, hopper_backward.TensorDescriptor):
             tensor = value.base.as_strided(value.shape, value.strides, value.base.storage_offset())
             return Descriptor(tensor, value.block_shape)
-        if name == "FACTS":
+        if name == "META":
             return types.SimpleNamespace(**dataclasses.asdict(dataclasses.replace(value, index=torch.int64)))
         if isinstance(value, torch.Tensor):
             return Pointer(value)
@@ -126,14 +126,15 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
         return value if name in as_is else number(value)
 
     class Launcher:
-        def __init__(self, kernel):
+        def __init__(self, kernel, module):
             self.names = list(kernel.jit.signature.parameters)
             self.kernel = warps.Kernel(
                 kernel.jit.fn,
-                warps.device_functions(scores, descriptors, backward_dq, backward_dkdv, place),
+                # Only its own module: both have functions of the same names.
+                warps.device_functions(scores, descriptors, prologue, module),
                 at_once,
-                # Which registers hold an operand is the compiler's matter.
-                in_halves=lambda tile, dtype, total: tile.to(dtype),
+                # The registers of an operand are up to the compiler.
+                as_operand=lambda tile, dtype, total: tile.to(dtype),
                 ROWS=hopper_backward.ROWS.value,
                 GROUPS=hopper_backward.GROUPS.value,
                 LOG2E=backward_dkdv.LOG2E.value,
@@ -148,8 +149,9 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
             return launch
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("attend_to_queries_warp_specialized", "attend_to_keys_warp_specialized"):
-            patch.setattr(hopper_backward, name, Launcher(getattr(hopper_backward, name)))
+        for kind, module in (("dq", backward_dq), ("dkdv", backward_dkdv)):
+            name = f"attend_backward_{kind}_warp_specialized"
+            patch.setattr(hopper_backward, name, Launcher(getattr(hopper_backward, name), module))
         patch.setattr(table, "warp_specialized_backward", lambda *_: tiles)
         patch.setattr(hopper_backward, "empty", lambda *given: torch.empty(given[0], dtype=given[1]).fill_(math.nan))
         hopper_backward.attention_backward(work, grad, out, logsumexp, grads)
@@ -159,7 +161,7 @@ TILES = [
     WarpSpecializedBackward(Ring(128, 2), Ring(64, 2)),
     WarpSpecializedBackward(Ring(64, 2), Ring(32, 3)),
     WarpSpecializedBackward(Ring(32, 3, value_stages=2), Ring(128, 1)),
-    WarpSpecializedBackward(Ring(64, 2, value_stages=1), Ring(64, 2, apart=True)),
+    WarpSpecializedBackward(Ring(64, 2, value_stages=1), Ring(64, 2, separate=True)),
 ]
 
 
@@ -180,7 +182,7 @@ TILES = [
         [False, True],
     ),
 )
-def test_groups_of_warps_agree(sizes, tiles, at_once):
+def test_warp_groups_agree(sizes, tiles, at_once):
     """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
     S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale)
@@ -197,18 +199,18 @@ def test_groups_of_warps_agree(sizes, tiles, at_once):
     ("heads", "tiles"), covering(3, [(1, 80, False), (2, 64, False), (2, 80, True), (4, 80, False)], TILES)
 )
 def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
-    """Heads of keys that several heads of queries share are so many programs, whose sums are added up after them."""
+    """Query heads that share keys have a program each, whose sums are added afterwards."""
     (shared, V, biased), T = heads, 290 if FULL else 150
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 64)
     added, add = [], hopper_backward.add_heads.run
     monkeypatch.setattr(hopper_backward.add_heads, "run", lambda *x, **options: added.append(x) or add(*x, **options))
     work = problem(S=130, T=T, V=V, shared=shared, diagonal=T - 130)
-    work = with_bias(work) if biased and not tiles.key.apart else work
+    work = with_bias(work) if biased and not tiles.key.separate else work
     grad = drawn(2, 4, 130, V)
     out, logarithms, expected = by_definition(work, grad)
     grads = tuple([torch.full((*x.shape[:2], x.shape[2], x.shape[3] + 8), math.nan).half()[..., :-8] for x in work[:3]])
     run(work, tiles, grad, out.half(), logarithms.float(), grads, True)
-    assert len(added) == (0 if tiles.key.apart or shared == 4 else 2)
+    assert len(added) == (0 if tiles.key.separate or shared == 4 else 2)
     for own, exact in zip(grads, expected, strict=True):
         torch.testing.assert_close(own.double(), exact, atol=1e-2, rtol=4e-3)
     with tritonite.use_gems(invariant=True):
@@ -220,8 +222,8 @@ def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
     ("sizes", "broadcast", "tiles"),
     covering(3, [(200, 90, True, -110, -0.3), (65, 257, False, 0, None)], BROADCASTS, TILES[:-1]),
 )
-def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
-    """Which has blocks of -inf alone, and rows that see nothing."""
+def test_warp_groups_add_a_bias(sizes, broadcast, tiles):
+    """The bias has blocks of -inf, and rows that see no key."""
     S, T, causal, diagonal, scale = sizes
     work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     grad = drawn(2, 4, S, 80)
@@ -238,8 +240,8 @@ def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tiles", TILES[:2])
-def test_groups_of_warps_add_the_least_and_largest_numbers(tiles, dtype):
-    """Beside which the logarithm of a row does not hold that of the number of its keys."""
+def test_warp_groups_add_the_least_and_largest_numbers(tiles, dtype):
+    """Next to such numbers the logsumexp does not hold the logarithm of the number of keys."""
     work = with_extremes(problem(S=80, T=90, causal=False, dtype=dtype), 61, 5)
     grad = drawn(2, 4, 80, 64, dtype=dtype)
     out, logarithms, expected = by_definition(work, grad)
@@ -251,7 +253,7 @@ def test_groups_of_warps_add_the_least_and_largest_numbers(tiles, dtype):
 
 
 def check(work, far=None):
-    """The values by the warp-specialised kernels, beside memory that must stay as it was, twice."""
+    """Compare two runs of the warp-specialised kernels with the definition; memory around results must not change."""
     far = far or (4e-3 if work.query.dtype is torch.float16 else 3e-2)
     out, grad = result(work), drawn(*result(work).shape, dtype=work.query.dtype)
     logsumexp = torch.full(out.shape[:3], math.nan, device=out.device)
@@ -261,7 +263,7 @@ def check(work, far=None):
     for _ in range(2):
         whole = [x.new_full((*x.shape[:2], x.shape[2] + 3, x.shape[3] + 8), math.nan) for x in work[:3]]
         grads = tuple([x[:, :, :-3, :-8] for x in whole])
-        assert hopper_backward.takes(work, grad, grads)
+        assert hopper_backward.serves(work, grad, grads)
         backward.attention_backward(work, grad, out, logsumexp, grads)
         for own, around, exact in zip(grads, whole, expected, strict=True):
             assert around[:, :, -3:].isnan().all() and around[..., -8:].isnan().all()
@@ -272,7 +274,7 @@ def check(work, far=None):
 
 @pytest.fixture(params=[False, True], ids=["heads together", "heads apart"])
 def heads_apart(request, monkeypatch):
-    """Both ways of programs for keys that heads of queries share, whatever their number."""
+    """Run a test with one program for all query heads of a key head, and with one program each."""
     monkeypatch.setattr(hopper_backward, "_splits_heads", lambda *_: request.param)
 
 
@@ -336,10 +338,10 @@ def test_layouts(D):
 
 @on_sm_90
 @pytest.mark.parametrize("D", [64, 128, 256])
-def test_values_that_are_not_finite_beside_the_last(D):
-    """Of keys and values that no row sees nothing reaches the gradients of others.
+def test_masked_values_that_are_not_finite(D):
+    """Keys and values that no row sees do not reach the gradients of others.
 
-    The result is of finite ones: a probability of 0 times what is not finite is nan, in ATen's as well.
+    The result is computed before they change: 0 times a value that is not finite is nan, as in ATen.
     """
     work = problem(S=70, T=300, D=D, causal=True)
     out, grad = result(work), drawn(2, 4, 70, D)
@@ -347,7 +349,7 @@ def test_values_that_are_not_finite_beside_the_last(D):
     attention(work, out, logsumexp, "0")
     every = [tuple([torch.full_like(x, math.nan) for x in work[:3]]) for _ in range(2)]
     for grads in every:
-        assert hopper_backward.takes(work, grad, grads)
+        assert hopper_backward.serves(work, grad, grads)
         backward.attention_backward(work, grad, out, logsumexp, grads)
         work.key[:, :, 70:], work.value[:, :, 70:] = math.inf, math.nan
     for finite, found in zip(*[grads[1:] for grads in every], strict=True):

@@ -17,7 +17,7 @@ BACKWARD = f"{FORWARD}_backward"
 
 
 def _launched(name):
-    """How often kernels of an operator ran. On a GPU it is one of several."""
+    """Return how often kernels of an operator ran. On a GPU the operator is one of several."""
     names = [name] if CPU else [each for each in tritonite.stats() if each.startswith("_scaled_dot_product")]
     names = [each for each in names if each.endswith("_backward") == name.endswith("_backward")]
     assert not any(tritonite.stats()[each].declined for each in names)
@@ -33,13 +33,13 @@ def _operands(*shape, dtype=torch.float32):
 
 
 def _results(function, operands):
-    """What a function gives, and the gradients of its sum of squares."""
+    """Return a function's result, and the gradients of its sum of squares."""
     out = function(*operands)
     return out, *torch.autograd.grad(out.float().square().sum(), operands)
 
 
 def _check(function, operands, far=1e-4, times=1):
-    """The same with kernels as without, which run so many times forward and once backward."""
+    """Compare results with and without kernels, which must run the given number of times forward and once backward."""
     expected = _results(function, operands)
     tritonite.reset_stats()
     with tritonite.use_gems(include=[FORWARD, BACKWARD]):
@@ -114,7 +114,7 @@ def test_jagged_sequences():
 
 
 def test_flex_attention():
-    """It has no operator of its own here, and goes on as it is. On a CPU torch has no gradient of it."""
+    """Flex attention has no operator here and is unchanged. On a CPU torch has no gradient of it."""
     operands = _operands(1, 2, 16, 16)
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 16, 16, device=tritonite.device, BLOCK_SIZE=16)
     function = functools.partial(flex_attention, score_mod=lambda score, *_: score * 0.5, block_mask=mask)

@@ -11,8 +11,8 @@ from tritonite.engine import segmented
 from tritonite.engine.indexing import bags
 from tritonite.ops import jagged
 
-# By name: offsets of four indices, and whether they end with the end of the last bag. ATen accesses no memory beyond
-# its tensors for any of these on a CPU.
+# By name: offsets of bags in four indices, and whether the last offset ends the last bag. On a CPU ATen accesses no
+# memory beyond its tensors for any of them.
 OFFSETS = {
     "falling": ([0, 3, 1], False),
     "falling to an end": ([0, 3, 1, 4], True),
@@ -24,8 +24,8 @@ OFFSETS = {
     "in order": ([0, 0, 3], False),
     "in order to an end": ([0, 3, 4], True),
 }
-# By whether ATen's kernel is that for aligned rows of fp16, and by offsets: the places in two sequences of three rows
-# that six rows come from on a GPU.
+# By whether ATen uses its kernel for aligned fp16 rows, and by offsets: the source (sequence, row) of six result rows
+# on a GPU, from two padded sequences of three rows.
 ROWS = {
     False: {
         (0, 3, 1): [(0, 0), None, None, None, None, None],
@@ -56,6 +56,7 @@ def _declined(name):
     return sum(counts.declined.values()) if isinstance(counts.declined, dict) else counts.declined
 
 
+@pytest.mark.declines("offsets that are not in order")
 @CPU
 @pytest.mark.parametrize("name", ["_embedding_bag", "_embedding_bag_forward_only"])
 @pytest.mark.parametrize("given", OFFSETS)
@@ -78,6 +79,7 @@ def test_offsets_of_bags_give_what_aten_gives(given, name, path):
     assert bool(_declined(name)) != ("in order" in given)
 
 
+@pytest.mark.declines("an index is out of range")
 @CPU
 def test_a_negative_padding_index_is_no_row(path):
     """ATen refuses it among the indices on a CPU."""
@@ -97,7 +99,7 @@ def _bags_of(offsets, n):
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("offsets", [[0, 3, 1], [2, 3], [9, 3], [0, 9], [0, 9, 2], [0, -5, 2], [0, -(2**40), 2**40]])
 def test_bags_without_checks_stay_within_the_indices(offsets, mode, device, monkeypatch):
-    """What a GPU does, by kernels that ask nothing of the offsets. What is behind the indices is no row."""
+    """Kernels for GPUs do not check offsets, and read no row beyond the indices."""
     meta = bags._meta
     monkeypatch.setattr(bags, "_meta", lambda *a, **k: dataclasses.replace(meta(*a, **k), checks=False))
     weight = torch.randn(6, 3, device=device)
@@ -132,7 +134,7 @@ def test_gradients_of_numbers_of_bags_out_of_range_are_nothing(mode, device):
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
 @pytest.mark.parametrize("bounds", [[0, 3, 1, 4], [2, 9], [0, 9, 4], [-3, 2], [3, 1]])
 def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, monkeypatch):
-    """What a GPU does: segments are cut to the data, and one that ends before it begins is empty."""
+    """Kernels for GPUs clamp segments to the data. A segment with a negative length is empty."""
     meta = segmented._SegmentMeta
     monkeypatch.setattr(segmented, "_SegmentMeta", lambda *a, **k: meta(*a, **k | {"checks": False}))
     memory = torch.full((12, 2), float("nan"), device=device)
@@ -154,6 +156,7 @@ def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, mo
     assert not gradient.isnan().any() and not gradient[~covered].any()
 
 
+@pytest.mark.declines("ATen refuses the sequences")
 @CPU
 @pytest.mark.parametrize(
     "offsets, total", [([0, 3, 1], 1), ([0, 4, 3], 3), ([0, -1, 2], 2), ([0, 2, 3], 4), ([0, 2, 5], 5)]
@@ -171,7 +174,7 @@ def test_sequences_that_do_not_fit_are_atens_to_refuse(offsets, total, path):
 @pytest.mark.parametrize("width, dtype", [(2, torch.float32), (8, torch.float16), (2, torch.float16)], ids=str)
 @pytest.mark.parametrize("offsets", [[0, 3, 1], [0, 2, 3], [0, 5, 5], [0, 1, 0]], ids=str)
 def test_rows_of_no_sequence_are_what_aten_gives_on_a_gpu(offsets, width, dtype, device, monkeypatch):
-    """Its bisection takes rows behind the last sequence for rows of that one, or of none, by the layout."""
+    """By layout, ATen's bisection assigns rows behind the last sequence to that sequence or to none."""
     monkeypatch.setattr(jagged, "_ON_CPU", False)
     dense = torch.arange(1, 1 + 6 * width, device=device).view(2, 3, width).to(dtype)
     ends = torch.tensor(offsets, device=device)

@@ -223,7 +223,7 @@ def test_what_is_no_provider_is_refused(text):
 
 
 def fragile():
-    """Cases of which one ends its process, one raises, two have too little memory, and two are as they should be."""
+    """Yield cases: one ends its process, one raises, two run out of memory, and two pass."""
 
     def end(make):
         os._exit(3)
@@ -336,7 +336,7 @@ def test_a_part_is_one_of_so_many(part):
 def test_every_gpu_measures_a_part(tmp_path, monkeypatch):
     tool, file = load("bench_on_gpus"), tmp_path / "results.json"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    # Where there is a GPU both parts have the first.
+    # Both processes use the first GPU.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
     options = ["--op", "neg", "--op", "relu", "--dtype", "float16", "--measure", "device", "--rounds", "1", *SMALL]
     monkeypatch.setattr(sys, "argv", ["bench_on_gpus.py", *options, "--json", str(file)])
@@ -443,7 +443,7 @@ def cases_result(**fields):
 
 
 def test_packed_decoding_has_few_queries():
-    """As many as a sequence's label says, of which each sees all keys."""
+    """The label says how many queries a sequence has; each query sees all keys."""
     heads = attention.Heads(3, 4, 2, 32, 16, queries=1)
     query, key, value, *starts = attention.packed_forward("_flash_attention_forward", heads, torch.empty).args[:5]
     assert (query.shape, key.shape, value.shape) == ((3, 4, 16), (96, 2, 16), (96, 2, 16))
@@ -451,7 +451,7 @@ def test_packed_decoding_has_few_queries():
 
 
 def test_a_case_that_the_operator_does_not_take_is_none():
-    """Of view_as_real_copy float16 has no sample; randperm cannot count so far in it."""
+    """view_as_real_copy has no float16 sample, and float16 cannot count as far as randperm needs."""
     chosen = [*cases.cases(ops=["view_as_real_copy"], measures=("device",))]
     assert {run.check(case, [run.TRITONITE]).taken for case in chosen if case.dtype is torch.float16} == {False}
     with pytest.raises(NotImplementedError):

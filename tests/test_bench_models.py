@@ -73,7 +73,7 @@ def test_a_model_runs_with_every_operator():
 
 
 def test_decode_reads_the_prompt_from_the_cache():
-    """Its logits are those that a pass over prompt and token gives at the token, however often it runs."""
+    """The logits are those of a pass over prompt and token, in every repetition."""
     _, decode = models.phases("llama", torch.float32, 2, TOKENS, tiny=True)
     whole, _ = models.phases("llama", torch.float32, 2, TOKENS + 1, tiny=True)
     with torch.inference_mode():
@@ -139,7 +139,7 @@ def test_providers_take_turns_and_passes_are_undone(monkeypatch):
     providers = (Provider("aten", lambda _: named("aten")), Provider("other", lambda _: named("other"), noted))
     (result,) = measured("toy", providers, rounds=3)
     assert list(result.times) == ["aten", "other"] and result.operators == []
-    # What a provider makes of the pass runs in its place.
+    # A provider's version of the pass replaces it.
     assert set(made) == {"other"}
     assert set(log[1::2]) == {"undone"}
     turns = [name for i, name in enumerate(log[::2]) if i == 0 or name != log[::2][i - 1]]

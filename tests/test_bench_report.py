@@ -114,7 +114,7 @@ def test_other_files_are_refused(tmp_path, text):
 
 
 def slower(result, factor):
-    """With Tritonite's time, and the machine's mood in every time."""
+    """Return a result with all times multiplied by 1.07, and Tritonite's by `factor` as well."""
     times = {name: timing(time.median * 1.07) for name, time in result.times.items()}
     times["tritonite"] = timing(times["tritonite"].median * factor)
     return dataclasses.replace(result, times=times)
@@ -203,7 +203,7 @@ def test_interpreted_runs_say_so(run, tmp_path):
 
 
 class Reader(HTMLParser):
-    """What a page refers to, and its texts."""
+    """A parser that collects a page's references and texts."""
 
     def __init__(self, text):
         super().__init__()

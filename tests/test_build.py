@@ -1,4 +1,4 @@
-"""Building the native dispatcher: the C++ standard that torch asks for, compilers and folders that cannot be used."""
+"""The build of the native dispatcher: torch's C++ standard, and compilers and folders that cannot be used."""
 
 import re
 from pathlib import Path

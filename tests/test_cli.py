@@ -49,7 +49,7 @@ def test_verify_draws_calls_and_repeats_one():
     assert "1 calls" in run("verify", "--op", "add.Tensor", "--seed", "1", "--case", "2")
 
 
-def test_explain_tells_the_path():
+def test_explain_shows_the_path():
     text = run("explain", "add.Tensor", "--shape", "3,1", "--shape", "4", "--dtype", "float16", "--dtype", "float32")
     assert "float16[3, 1]" in text and "float32[4]" in text and "result float32[3, 4]" in text
     assert "uint8[65536, 65536], strides" in run("explain", "abs", "--shape", "65536,65536", "--dtype", "uint8")

@@ -1,4 +1,4 @@
-"""What the interpreter accepts, the compilers accept: every kernel, compiled without a GPU."""
+"""Compilation of every kernel without a GPU: compilers accept what the interpreter accepts."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ PARTS = 6 if FULL or MATRIX else 2
 
 @pytest.fixture
 def cache(tmp_path_factory):
-    """A folder for all parts, wherever they run: what several launch is compiled once."""
+    """Return a folder that all parts share, so that kernels that several launch are compiled once."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
 
@@ -32,7 +32,7 @@ _LAYOUT_OF_LOADS = """
 import re, torch, tritonite
 from triton.backends.compiler import GPUTarget
 from tritonite.testing import targets
-with targets._noting() as found:
+with targets.recorded_launches() as found:
     tritonite.overloads()["mm"](torch.empty(4, 512), torch.empty(512, 1025)[:, :1024])
 code = found[0].compile(GPUTarget("cuda", 90, 32)).asm["ttgir"]
 (layout,) = re.findall(r"tt.load .*tensor<32x64x.*>, (#blocked[0-9]*)>", code)
@@ -42,7 +42,7 @@ print(re.search(rf"^{layout} = .*order = (.*)}}>$", code, re.MULTILINE)[1])
 
 @pytest.mark.smoke
 def test_columns_at_odd_addresses_are_loaded_by_neighbouring_threads():
-    """Triton 3.6 lays threads along rows where it is told that no two elements are next to each other."""
+    """Triton 3.6 lays threads along rows unless it knows that elements are contiguous along columns."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", "-c", _LAYOUT_OF_LOADS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -59,7 +59,7 @@ devices.current = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="C
 for width in (56, 55):
     x = torch.empty(33, 2, 63, 75, width, dtype=torch.float16)
     for name, arguments in (("sum.dim_IntList", ([1],)), ("amax", ([1],)), ("_softmax", (1, False))):
-        with targets._noting() as found:
+        with targets.recorded_launches() as found:
             tritonite.overloads()[name](x, *arguments)
         ptx = found[0].compile(GPUTarget("cuda", 90, 32)).asm["ptx"]
         loads = re.findall(r"ld.global[.a-z0-9]*", ptx)
@@ -69,7 +69,7 @@ for width in (56, 55):
 
 @pytest.mark.smoke
 def test_short_columns_stay_in_their_threads():
-    """By loads of 16 bytes, or by those of an element each, and without a word to another thread."""
+    """A thread loads 16 bytes or one element at a time, and no data passes between threads."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", "-c", _SHORT_COLUMNS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -46,7 +46,7 @@ def test_a_declaration_is_short():
         assert len(declaration.packets) <= 6, declaration.packets
 
 
-# Of core ATen what computes nothing: views, sizes, memory without contents, and numbers that the host reads.
+# Operators of core ATen that compute nothing: views, sizes, empty tensors, and numbers read by the host.
 _NO_COMPUTE = {
     *("_local_scalar_dense", "alias", "as_strided", "diagonal", "empty.memory_format", "empty_strided", "expand"),
     *("permute", "select.int", "slice.Tensor", "split_with_sizes", "squeeze.dim", "squeeze.dims", "unsqueeze", "view"),

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The first line of a block that does something on a GPU alone, and what then guards it.
 MARK = "# Needs a GPU."
 GUARD = "torch.cuda.is_available()"
-# What of PyTorch's asks for a GPU.
+# Text that needs a GPU.
 NEEDS = ("torch.cuda.", 'device="cuda"')
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -55,7 +55,7 @@ def run(script, folder):
     """
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     if FULL or tritonite.device != "cpu":
-        # The folder of a script comes first in the path, not the one it is started in.
+        # Python puts the folder of a script first in the path, not the current folder.
         code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_path(sys.argv[1], run_name='__main__')"
         command, kept = [sys.executable, "-c", code, script], {"capture_output": True, "text": True, "timeout": 300}
         done = subprocess.run(command, cwd=folder, env=environment, check=False, **kept)

@@ -1,4 +1,4 @@
-"""Cases drawn at random: the same for the same seed, of any size that models have, and told of together."""
+"""Randomly drawn bench cases: reproducible by seed, of sizes that models have, and reported together."""
 
 import functools
 import statistics
@@ -33,7 +33,7 @@ def told(cases):
 
 
 def operands(case):
-    """Of a case's call, as tensors that hold nothing."""
+    """Return the operands of a case's call, on the meta device."""
     made = case.operands(lambda *shape: torch.empty(shape, dtype=case.dtype, device="meta"))
     found = (made.args, made.kwargs) if isinstance(made, Sample) else list(made)
     return [value for value in pytree.tree_leaves(found) if isinstance(value, torch.Tensor)]

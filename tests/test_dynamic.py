@@ -147,6 +147,7 @@ def test_what_cannot_be_declared():
         pointwise_dynamic(lambda x: x)
 
 
+@pytest.mark.declines("refused calls")
 def test_what_cannot_be_run(device):
     with pytest.raises(Unsupported, match="broadcast"):
         bare(torch.ones(3, device=device), torch.ones(4, device=device))
@@ -303,7 +304,7 @@ def test_opcheck(device):
     torch.library.opcheck(packet.out1, (x, x), {"out1": out})
 
 
-def test_functions_of_one_name_are_operators_apart(device):
+def test_functions_of_one_name_are_separate_operators(device):
     def make(step):
         @pointwise_dynamic
         def named(x):
@@ -444,7 +445,7 @@ def test_dtensors_are_refused(device, path, tmp_path):
 
 
 def test_calls_are_replayed_by_the_native_dispatcher(device):
-    """In a process of its own, where operators are registered with it."""
+    """The test has a process of its own, where the operators are registered with the native dispatcher."""
     code = """
 import torch, tritonite
 from tests.test_dynamic import both, several

@@ -183,7 +183,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
         cost.tables("Some GPU", "sm_90")
 
 
-# Of every command arguments that take little time.
+# Quick arguments of every command.
 COMMANDS = {
     "build": ["build"],
     "info": ["info"],
@@ -194,7 +194,7 @@ COMMANDS = {
     "bench": ["bench", "--op", "neg", "--dtype", "float32", "--rounds", "1", "--jobs", "1"],
     "tune": ["tune"],
 }
-# Settings by which a file, a folder or a compiler cannot be used.
+# Settings with a file, a folder or a compiler that cannot be used.
 HOSTILE = {
     "CXX": "/nonexistent",
     "TRITONITE_CACHE": "/proc/nonexistent",
@@ -245,7 +245,7 @@ def test_a_command_ends_well_or_with_one_line(name, settings, monkeypatch, capsy
         pytest.importorskip("transformers")
     code, text = command(monkeypatch, capsys, *COMMANDS[name])
     assert code == 0 or (code == 2 and text.startswith("error: ") and text.count("\n") == 1), text
-    # Of files that it can do without a command says nothing more than a warning.
+    # Commands only warn about files that they can do without.
     assert code == 0 or name in ("tune", "build"), text
 
 

@@ -17,12 +17,12 @@ from tritonite.testing.samples import samples
 NAMES = [name for name, op in tritonite.overloads().items() if op.has_place and name not in MISSING]
 
 
-# What ATen and the meta functions of PyTorch raise.
+# Exceptions of ATen and of PyTorch's meta functions.
 REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError)
 
 
 def calls(op):
-    """Arguments of up to a dozen samples, of which ATen may refuse some, with destinations and a generator."""
+    """Yield arguments of up to a dozen samples, with outputs and a generator. ATen may refuse some."""
     every = (sample for dtype in (torch.float32, *op.declaration.accepts) for sample in samples(op, dtype, device()))
     for sample in itertools.islice(every, 12):
         kwargs = dict(sample.kwargs)
@@ -82,7 +82,7 @@ def test_explain_changes_nothing(path):
 
 
 def huge(value):
-    """A tensor of two dimensions with more elements than a machine has memory for, all in one place."""
+    """Return an expanded matrix with more elements than a machine has memory for."""
     return value[:1, :1].expand(2**6, 2**30) if isinstance(value, torch.Tensor) and value.shape == (6, 10) else value
 
 
@@ -98,7 +98,7 @@ def test_explain_allocates_nothing(path):
     assert described > 0.4 * len(every), described
 
 
-# Random numbers are drawn by launches of 2 ** 32 elements or fewer, of which there should be few.
+# A launch draws at most 2**32 random numbers; there should be few launches.
 FACTORIES = {
     "zeros": ((2**45,),),
     "ones": ((2**45,),),

@@ -13,7 +13,7 @@ from conftest import FULL, every_second
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
-from tritonite.testing.judge import RTOL
+from tritonite.testing.tolerances import RTOL
 
 functional = torch.nn.functional
 library = torch.ops.tritonite
@@ -68,16 +68,16 @@ def as_tuple(results):
 
 
 def close(actual, exact, terms=1, resolution=None):
-    """Within the dtype's resolution, or another, and near 0 within that of so many terms of order 1."""
+    """Assert that values are within the dtype's resolution, and near 0 within that of a sum of `terms` of order 1."""
     resolution = resolution or RTOL[actual.dtype]
     assert actual.shape == exact.shape
     torch.testing.assert_close(actual.double(), exact, rtol=resolution, atol=resolution * terms**0.5)
 
 
 def agree(ours, theirs, operands, used=None, terms=1, grad_terms=1):
-    """The results of `ours` and its gradients, by all operands, through the results that are `used`, or all.
+    """Compare the results of `ours`, and their gradients by all operands, with those of `theirs`.
 
-    The resolution is that of the narrowest operand, of which results are made.
+    Gradients pass through the results in `used`, or through all. The resolution is that of the narrowest operand.
     """
     resolution = max(RTOL[each.dtype] for each in operands if each is not None)
     wide = [each if each is None else each.detach().double().requires_grad_(each.requires_grad) for each in operands]
@@ -107,7 +107,7 @@ def agree(ours, theirs, operands, used=None, terms=1, grad_terms=1):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("ours", "theirs"), NORMS)
 def test_norms(ours, theirs, width, dtype):
-    # A row of one element has no variance, and what is left of it says nothing in half types.
+    # A row of one element has no variance, and its roundoff in 16 bits means nothing.
     rows = (2, 3)
     x, residual = (normal(*rows, width, dtype=dtype, grad=True) for _ in range(2))
     parameters = [normal(width, dtype=dtype, grad=True) for _ in range(2 if ours is fused.skip_layer_norm else 1)]
@@ -178,7 +178,7 @@ ROTARY = [
     ((2, 3), 4, (1, 5), 7, 3, (3,)),
     ((2,), 4, (6, 6), 8, 4, (2,)),
     ((2, 3), 4, (2, 1), 6, 3, (2, 1)),
-    # Of half types a program takes 16 heads of so many pairs.
+    # In 16 bits a program has 16 heads of this many pairs.
     ((2,), 3, (40, 40) if FULL else (20, 20), 256, 96, ()),
 ]
 
@@ -226,7 +226,7 @@ def test_rotary_embedding_in_place_refuses_gradients_and_shared_memory():
 
 
 def layouts(x):
-    """x's values as a tensor of other strides: rows apart, elements apart, and rows next to each other."""
+    """Yield x's values with other strides: gaps between rows, gaps between elements, and transposed."""
     padded = x.new_empty((*x.shape[:-1], x.shape[-1] + 3))
     padded[..., : x.shape[-1]] = x
     apart = x.new_empty((*x.shape, 2))
@@ -310,6 +310,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.declines("refused calls")
 @pytest.mark.parametrize(("function", "args", "reason"), WRONG)
 def test_wrong_arguments_are_refused(function, args, reason):
     on_device = [x.to(tritonite.device) if isinstance(x, torch.Tensor) and x.device.type == "cpu" else x for x in args]
@@ -364,7 +365,7 @@ def test_opcheck(i):
 
 
 @pytest.mark.parametrize("i", range(19))
-def test_explain_tells_what_a_call_launches(i):
+def test_explain_shows_what_a_call_launches(i):
     packet, args = list(_calls())[i]
     text = tritonite.explain(packet._qualified_op_name, *args)
     assert "outside ATen" in text
@@ -395,7 +396,7 @@ def test_compiled_graphs_give_the_same(dynamic):
 
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_compiled_graphs_and_their_gradients_go_either_path(path):
-    """In a process of its own, because operators are registered once."""
+    """The test has a process of its own, because operators are registered once."""
     code = """
 import torch, tritonite
 from tritonite import fused
@@ -493,7 +494,7 @@ def test_halves_of_a_gradient_are_written_by_tritonite():
     assert counts.launched and not counts.declined
 
 
-def test_a_gradient_of_halves_written_over_them_is_atens():
+def test_a_gradient_written_over_its_halves_is_atens():
     x, grad = normal(5, 16), normal(5, 8)
     expected, own = x.clone(), x.clone()
     torch.ops.aten.glu_backward.grad_input(grad, expected, -1, grad_input=expected)
@@ -503,7 +504,7 @@ def test_a_gradient_of_halves_written_over_them_is_atens():
 
 
 def test_calls_are_replayed_by_the_native_dispatcher():
-    """In a process of its own, because operators are registered once."""
+    """The test has a process of its own, because operators are registered once."""
     code = """
 import torch, tritonite
 from tritonite import fused

@@ -65,7 +65,7 @@ def test_an_answer_where_aten_raises_is_seen_and_another_error():
     assert expected.raised is False
 
 
-def test_a_byte_beside_the_elements_is_seen():
+def test_a_stray_write_is_found():
     room = torch.zeros(9, device=tritonite.device)
 
     def spill(call):
@@ -77,7 +77,7 @@ def test_a_byte_beside_the_elements_is_seen():
 
 
 def test_running_statistics_are_written_where_no_schema_says_so():
-    """A byte of theirs that ATen leaves as it was, by chance, is none beside the elements."""
+    """A byte of running statistics that ATen happens not to change is no stray write."""
     rows = torch.ones(2, 3, dtype=torch.float64, device=tritonite.device)
     given = {
         "input": rows,

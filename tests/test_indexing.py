@@ -1,4 +1,4 @@
-"""What samples are too small for: several blocks of a sort, sums over several programs, and indices out of range."""
+"""Indexing beyond the sizes of samples: sorts of several blocks, sums over programs, and indices out of range."""
 
 import dataclasses
 import importlib
@@ -17,7 +17,7 @@ from tritonite.ops import aten
 conditional, embedding, indexing, scatter = (
     importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "embedding", "indexing", "scatter")
 )
-# By how much there is less to add up for the interpreter, which takes seconds; of blocks that have as much less.
+# Divides sizes and blocks for the interpreter, which takes seconds otherwise.
 LESS = 1 if FULL else 4
 
 
@@ -46,7 +46,7 @@ def test_gradients_of_an_embedding_are_added_up_in_order(different, n, device, s
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64, torch.float64], ids=str)
-def test_elements_of_few_places_are_added_up(dtype, device, small_sorts):
+def test_elements_of_few_indices_are_added_up(dtype, device, small_sorts):
     x = torch.zeros(5, 6, dtype=dtype, device=device)
     first, second = (
         torch.randint(-5, 5, (300 // LESS,), device=device),
@@ -78,7 +78,7 @@ def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monk
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
     monkeypatch.setattr(read, "_read_from_shared", noting := _Noting(read._read_from_shared))
     shape = (37, width) if dim == 1 else (7, 5, width)
-    # Rows apart from each other, and of several programs.
+    # Rows have gaps and belong to several programs.
     x = torch.randint(0, 100, (*shape[:-1], width + 24), device=device).to(dtype)[..., :width]
     for index_dtype, count in itertools.product((torch.int64, torch.int32), (width // 2, 2 * width + 3)):
         index = torch.randint(0, width, (count,), dtype=index_dtype, device=device)
@@ -92,7 +92,7 @@ def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monk
 @pytest.mark.parametrize(
     "dtype, width", [(torch.float16, 2048), (torch.float32, 1500), (torch.uint8, 3000), (torch.int64, 400)], ids=str
 )
-def test_columns_come_from_parts_of_rows_in_shared_memory(dtype, width, device, monkeypatch):
+def test_columns_come_from_slices_of_rows_in_shared_memory(dtype, width, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
     monkeypatch.setattr(read, "_HELD_BYTES", 2048)
     monkeypatch.setattr(read, "_read_from_slices", noting := _Noting(read._read_from_slices))
@@ -149,6 +149,7 @@ def test_one_value_is_put_under_a_mask(device):
     assert tritonite.stats()["index_put"].launched == 4
 
 
+@pytest.mark.declines("the indices are out of range")
 @pytest.mark.skipif(tritonite.device == "cuda", reason="an assertion ends a GPU's context")
 @pytest.mark.parametrize("place", [5, -6, 2**40])
 def test_what_is_out_of_range_raises_what_aten_raises(place, path):
@@ -212,7 +213,7 @@ def test_an_index_into_no_elements_is_atens(name, device):
 
 
 def test_a_source_too_small_for_its_mask_raises_as_atens(device):
-    """Of a gradient, where a kernel would end the process; what comes next is served."""
+    """In a gradient a kernel would stop the program. Later calls are served."""
     grad, mask = torch.ones(4, 5, device=device), torch.ones(4, 5, dtype=torch.bool, device=device)
     with tritonite.use_gems(include=["masked_scatter_backward"]):
         with pytest.raises(RuntimeError):
@@ -229,7 +230,7 @@ def test_an_index_without_dimensions_needs_an_element_of_its_source(name, device
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.complex128], ids=str)
 def test_indices_of_columns_are_shared_by_rows(dtype, device, path):
-    """Several programs, of several rows each, some of whose columns are not there."""
+    """There are several programs, each of several rows, with partial blocks of columns."""
     x = torch.randint(-9, 9, (11, 300), device=device).to(dtype)
     for index in (
         torch.randint(0, 300, (417,), device=device),
@@ -398,6 +399,7 @@ def test_sequences_are_put_end_to_end(device, path):
     assert _served("_padded_dense_to_jagged_forward") == 3
 
 
+@pytest.mark.declines("ATen refuses the call")
 @pytest.mark.skipif(tritonite.device != "cpu", reason="ATen's kernel for GPUs does not look at offsets")
 def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
     dense, ends = torch.rand(1, 6, 10), torch.tensor([0, 6])
@@ -406,10 +408,10 @@ def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_beside_others(device, dtype, monkeypatch):
-    """Additions to the halves of words, at both ends of a tensor, leave what is beside them bit for bit."""
+def test_16_bit_additions_leave_neighbours(device, dtype, monkeypatch):
+    """16-bit additions by 32-bit atomics leave the neighbouring 16 bits unchanged, at both ends of a tensor."""
     monkeypatch.setattr(write, "_accumulates_wide", lambda *_: False)
-    # As a half no number, whose bits an addition would change.
+    # A nan in 16 bits, whose payload an addition would change.
     memory = torch.full((70,), 0x7FA5, dtype=torch.int16, device=device)
     for begin, end in ((1, 8), (2, 9), (3, 4), (5, 70)):
         x = memory.clone()[begin:end].view(dtype).zero_()
@@ -444,8 +446,8 @@ def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(
 @pytest.mark.parametrize("shape", [(), (1,), (3, 4)], ids=str)
 @pytest.mark.parametrize("name", ["index_fill", "index_fill_"])
 @pytest.mark.parametrize("number", [True, False], ids=["number", "tensor"])
-def test_places_to_fill_count_from_the_end_where_they_are_negative(shape, name, number, device):
-    """In every number of dimensions down to none."""
+def test_negative_indices_to_fill_count_from_the_end(shape, name, number, device):
+    """Tensors have every number of dimensions down to none."""
     x, index = torch.zeros(shape, device=device), torch.tensor([-1], device=device)
     value = 2.5 if number else torch.tensor(2.5, device=device)
     expected = torch.ops.aten.index_fill(x, -1, index, value)
@@ -468,7 +470,7 @@ def test_places_to_fill_count_from_the_end_where_they_are_negative(shape, name, 
     ids=str,
 )
 def test_sizes_of_1_order_a_result_as_in_aten(shape, strides, dim, length, device):
-    """There an index has strides of its own beside those of its elements, as a view of it has."""
+    """Strides along sizes of 1 take part in ATen's choice of the layout, as views have them."""
     x = torch.randn(512, device=device).as_strided(shape, strides)
     for index in (torch.zeros(length, dtype=torch.int64, device=device), torch.zeros(2, 2, device=device).long().t()):
         indices = [index if d == dim else None for d in range(dim + 1)]
@@ -479,7 +481,7 @@ def test_sizes_of_1_order_a_result_as_in_aten(shape, strides, dim, length, devic
     assert _served("index.Tensor") == 2
 
 
-def test_places_of_no_elements_are_atens(device):
+def test_indices_of_no_elements_are_atens(device):
     """ATen raises for some of them, and looks at none of others."""
     x, index = torch.ones(6, 4, device=device).narrow(1, 0, 0), torch.zeros(5, dtype=torch.int64, device=device)
     source, wide = torch.ones(6, 5, device=device), torch.zeros(6, 5, dtype=torch.int64, device=device)
@@ -511,6 +513,7 @@ def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkey
             host(x, places, *more)
 
 
+@pytest.mark.declines("ATen refuses the dtypes")
 def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
     index, wide = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, 2, device=device)
     calls = [
@@ -533,10 +536,11 @@ def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
                 assert torch.equal(call(), expected)
 
 
+@pytest.mark.declines("ATen refuses the dtypes on CPUs")
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, torch.complex32], ids=str)
 @pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
 def test_dtypes_of_images_are_atens(name, dtype, device):
-    """Which it takes on GPUs alone."""
+    """ATen accepts these dtypes on GPUs alone."""
     x = torch.zeros(1, 4, 2, 2, device=device).to(dtype)
     function = getattr(torch.ops.aten, name)
     with tritonite.use_gems(include=name, faster_only=False):
@@ -558,8 +562,8 @@ def test_a_shuffle_that_moves_nothing_is_what_aten_makes_of_it(groups, device):
     assert (actual.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())
 
 
-def test_rows_that_are_apart_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
-    """In place ATen's kernel for GPUs reads other elements; a copy of its has none between rows."""
+def test_rows_with_gaps_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
+    """ATen's kernel for GPUs reads wrong elements of rows with gaps; a contiguous copy has none."""
     weight, indices = torch.randn(13, 40, device=device)[::2, 1::2], torch.tensor([1, 3, 1], device=device)
     expected = torch.embedding_renorm_(weight.contiguous(), indices, 1.5, 2.0)
     monkeypatch.setattr(embedding, "_ON_CPU", False)

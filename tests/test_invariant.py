@@ -1,4 +1,4 @@
-"""Where it is asked for, an element's bits do not depend on how many rows are beside it."""
+"""Invariant mode: the bits of a row do not depend on how many rows are in the batch."""
 
 import dataclasses
 import sys
@@ -26,7 +26,7 @@ from tritonite.testing.verify import check_overload
 PRODUCT = sys.modules["tritonite.engine.gemm.product"]
 # Few, because the interpreter takes milliseconds for a block; how blocks are chosen is asked for every number.
 ROWS = 20
-# Where no tile has 16 rows or more, as those of products have.
+# For operators without tiles of 16 rows or more, as products have.
 FEWER = ROWS if FULL else 6
 EVERY = (*range(1, 70), *(2**i + more for i in range(7, 13) for more in (-1, 0, 1)))
 if not FULL:
@@ -41,7 +41,7 @@ def invariant():
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of 128 of a row, of which a program takes 2."""
+    """Make blocks of 128 elements of a row, two of them in a program."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=512))
     regimes = ROWS_OF[devices.current.kind]
     monkeypatch.setitem(ROWS_OF, devices.current.kind, regimes._replace(invariant=Invariant(1 / 4, 2, 16)))
@@ -49,7 +49,7 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """What is chosen for an H100, of tensors without elements."""
+    """Choose blocks as for an H100."""
     record = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="CPU")
     monkeypatch.setattr(devices, "current", record)
     answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
@@ -64,7 +64,7 @@ def bits(result):
 
 
 def check(function, *operands, kept=0, result=None):
-    """The results of some rows, which are along dimension `kept`, alone and beside all others."""
+    """Compare the results of some rows along dimension `kept`, computed alone and with all others."""
     tritonite.reset_stats()
     every = function(*operands)
     every = every if isinstance(every, (list, tuple)) else (every,)
@@ -75,7 +75,7 @@ def check(function, *operands, kept=0, result=None):
         for own, all_rows in zip(found, every, strict=True):
             assert torch.equal(*(bits(x)[0] for x in (own, all_rows.narrow(place, first, count)))), (first, count)
     reasons = [reason for each in tritonite.stats().values() for reason in each.declined]
-    # What is compared goes to the CPU.
+    # Results are compared on the CPU.
     assert tritonite.stats() and all(reason.endswith("on another device") for reason in reasons)
 
 
@@ -97,10 +97,10 @@ ROW_BY_ROW = {
 
 
 @pytest.mark.parametrize("name", [*OVER_ROWS, *ROW_BY_ROW])
-def test_rows_are_the_same_beside_any(name, device, small_blocks, invariant):
+def test_rows_do_not_depend_on_other_rows(name, device, small_blocks, invariant):
     function = {**OVER_ROWS, **ROW_BY_ROW}[name]
     for length, dtype in ((70, torch.float16), (300, torch.float32)):
-        # Rows that lie one after the other, and those that stand upright, of which one lies as a row does.
+        # Contiguous rows, and columns, a single one of which is contiguous.
         x = torch.randn(FEWER, length, device=device).to(dtype)
         upright = torch.randn(length, FEWER, device=device).to(dtype)
         check(lambda x: function(x, -1), x)
@@ -133,7 +133,7 @@ def test_scans_by_halves(name, small_blocks, monkeypatch):
     assert scanned
 
 
-def test_norms_are_the_same_beside_any(device, small_blocks, invariant):
+def test_norms_do_not_depend_on_other_rows(device, small_blocks, invariant):
     n = 300
     x, grad = (torch.randn(FEWER, n, device=device) for _ in range(2))
     weight, bias = torch.randn(n, device=device), torch.randn(n, device=device)
@@ -146,11 +146,11 @@ def test_norms_are_the_same_beside_any(device, small_blocks, invariant):
         return function(grad, x, (n,), mean, rstd, weight, bias, wanted)[0]
 
     check(gradient, grad, x, mean, rstd)
-    # Images, of which a row is a group.
+    # Images, where a row is a group.
     check(lambda x: torch.native_group_norm(x, None, None, len(x), 4, n // 4, 2, 1e-5)[0], x.view(-1, 4, n // 4))
 
 
-def test_fused_norms_are_the_same_beside_any(device, invariant):
+def test_fused_norms_do_not_depend_on_other_rows(device, invariant):
     for n in (24, 1000):
         x, residual, grad = (torch.randn(FEWER, n, device=device) for _ in range(3))
         weight, bias = torch.randn(n, device=device), torch.randn(n, device=device)
@@ -165,7 +165,7 @@ def test_fused_norms_are_the_same_beside_any(device, invariant):
 
 
 def spaces(length, counts):
-    """Rows of a length that lie one after the other, and those that stand upright, as many as each count."""
+    """Yield spaces with each count of rows of a length, contiguous and as columns."""
     for count in counts:
         for x, dim in ((torch.empty(count, length, device="meta"), 1), (torch.empty(length, count, device="meta"), 0)):
             yield RowSpace.of((x,), (dim,), (x,), (), False)
@@ -185,7 +185,7 @@ def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
             states = space._replace(n_reduced=of_reduction.splits, reduced=(((space.n_kept,),), ()))
             found.add(("states", blocks.for_states(states)[1]))
         assert len(found) == 2
-    # As they are cut by default, how many there are decides.
+    # By default blocks depend on the number of rows.
     assert len({blocks.for_reduction(space, 1)[1:] for space in spaces(length, EVERY)}) > 1
 
 
@@ -193,7 +193,7 @@ def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
 
 
 @every_second(("shape", "dtype"), [(48, 64), (50, 33), (1, 70), (16, 40), (24, 520)], [torch.float32, torch.bfloat16])
-def test_products_are_the_same_beside_any(shape, dtype, device, invariant):
+def test_products_do_not_depend_on_other_rows(shape, dtype, device, invariant):
     N, K = shape
     a, b, bias = (torch.randn(*size, device=device).to(dtype) for size in ((ROWS, K), (K, N), (N,)))
     columns = a.t().contiguous().t()
@@ -234,7 +234,7 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
                 multiply(count, transposed)
                 multiply(count, transposed, full=False)
     if dtype is torch.bfloat16:
-        # Its sums have the same bits by all tiles for tensor cores.
+        # bfloat16 sums have the same bits in all tiles for tensor cores.
         assert all(config.splits == 1 and config.BLOCK_M >= FEW for config in found)
     elif dtype is torch.float32:
         assert len({(config.splits, config.BLOCK_K, config.transposed, config.bf16x6) for config in found}) == 1
@@ -280,7 +280,7 @@ def test_sums_have_the_same_bits_by_all_tiles_alike(dtype, K):
 
 @pytest.mark.parametrize("queries", [1, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_sequence_is_the_same_beside_any(dtype, queries, device, invariant):
+def test_a_sequence_does_not_depend_on_others(dtype, queries, device, invariant):
     query, key, value = (torch.randn(FEWER, 2, n, 64, device=device).to(dtype) for n in (queries, 300, 300))
     attention = torch.nn.functional.scaled_dot_product_attention
     check(attention, query, key, value)
@@ -319,7 +319,7 @@ def test_scopes_switch_it(device, path, small_blocks):
                 assert ("invariant" in tritonite.explain("sum.dim_IntList", x, [1])) == asked
     if path == "native":
         counts = tritonite.stats()["sum.dim_IntList"]
-        # Of float32 and of float64.
+        # float32 and float64.
         assert (counts.launched, counts.replayed) == (4, 4)
     tritonite.enable(invariant=True)
     assert contract.settings() == (False, True)

@@ -1,4 +1,4 @@
-"""What passes for ATen's answer, and what does not."""
+"""The judge: which results pass and which do not."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_what_is_not_finite_is_atens():
     assert judged([inf, nan], [inf, nan], [inf, nan]).failure is None
     assert judged([1.0], [nan], [nan]).failure is not None
     assert judged([-inf], [inf], [inf]).failure is not None
-    # What overflows the dtype is infinite in it.
+    # A reference that overflows the dtype counts as infinite.
     assert judged([inf], [inf], [1e39]).failure is None
 
 

@@ -142,7 +142,7 @@ def test_it_decorates_without_parentheses():
 
 @pytest.mark.parametrize("specialize", [True, False])
 def test_the_cache_tells_apart_what_triton_compiles_for(specialize):
-    """Of elements of tuples, Triton does so whatever do_not_specialize says."""
+    """Triton specializes elements of tuples in spite of do_not_specialize."""
     from triton._C.libtriton import native_specialize_impl
     from triton.backends.compiler import BaseBackend
 

@@ -56,7 +56,7 @@ def test_losses_of_several_blocks(reduction, tiny_blocks):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_cross_entropy_keeps_its_digits_next_to_certainty(dtype):
-    """Of probabilities next to 0, to 1/2 and to 1, where one of both logarithms is small, and of subnormal ones."""
+    """Probabilities are near 0, 1/2 or 1, where one of the logarithms is small, or subnormal."""
     ends = torch.cat([torch.tensor([0.0, -0.0, 1.0, 0.5, 1e-45, 3e-42, 1e-38]), 2.0 ** -torch.arange(1.0, 127.0, 0.37)])
     sides = [ends, 1 - ends, 0.5 - ends.clamp(max=0.5), 0.5 + ends.clamp(max=0.5), torch.linspace(0, 1, 1999)]
     x = torch.cat(sides).to(tritonite.device, dtype).clamp(0, 1)
@@ -148,7 +148,7 @@ def test_nll_loss_of_rows(reduction, weighted, tiny_blocks):
 @pytest.mark.parametrize("classes", [5, 33, 301])
 @pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
 def test_nll_loss_of_rows_that_begin_anywhere(reduction, classes, tiny_blocks):
-    """Their gradient is written in the order of memory, whatever rows a program has parts of."""
+    """The gradient is written in memory order; a program's block may hold parts of rows."""
     x, target = normal(7, classes), targets(7, classes=classes)
     target[0], target[-1] = 0, classes - 1
     _, total = same("nll_loss_forward", x, target, None, reduction, -100)

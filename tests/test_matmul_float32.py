@@ -11,10 +11,9 @@ from test_attention_hopper import drawn, on_sm_90
 from warps import Pointer, number
 
 from tritonite import devices
-from tritonite.engine.gemm import cost, select
+from tritonite.engine.gemm import cost
 from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm.kernels import epilogue, hopper_fp32
-from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
 
@@ -22,7 +21,7 @@ _TILES = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if t
 
 
 def cut(x, _):
-    """Three parts of 8 bits each, cut off; of what is infinite only the first is a number."""
+    """Split into three terms of 8 bits each, by truncation. Only the first term of infinity is not 0."""
     found = []
     for _part in range(3):
         first = (x.contiguous().view(torch.int32) & -65536).view(torch.float32)
@@ -37,7 +36,7 @@ def operands(batches, M, N, K, a_columns=False, b_columns=False):
 
 
 def not_finite(a, b):
-    """The same with elements that are not, beside zeros and numbers of few bits, and the largest there are."""
+    """Set elements to infinity and nan, next to zeros, numbers of few bits and the largest finite number."""
     for i, value in enumerate((math.inf, -math.inf, math.nan, 3.4e38)):
         a[0, 1 + i, i], b[-1, i + 5, i] = value, value
     b[0, 0], b[0, 1] = 0, 2
@@ -101,7 +100,7 @@ def test_sums_that_are_not_finite_are_computed_again(in_python):
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_an_activation_is_the_other_kernels(monkeypatch, splits):
-    """It is a function of Triton's language, whose blocks have no layout; of K in parts it comes after them."""
+    """An activation is a Triton function, whose blocks have no layout in Gluon. With split K it follows the sum."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, interpreted=False))
     tile, launched = _TILES[0]._replace(splits=splits), []
     for kernel in (gemm_launch.multiply, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):
@@ -115,7 +114,7 @@ def test_an_activation_is_the_other_kernels(monkeypatch, splits):
 
 
 def check(a, b, config, **given):
-    """Beside float64, in memory around which nothing is written."""
+    """Compare with float64, and check that memory around the result is unchanged."""
     whole = a.new_full((a.shape[0], a.shape[1] + 1, b.shape[2] + 3), math.nan)
     out = whole[:, :-1, :-3]
     product(a, b, out, config=config, **given)
@@ -138,7 +137,7 @@ def test_values(tile, columns):
 
 @on_sm_90
 def test_any_tile_gives_the_same_bits():
-    """Those of one orientation, whatever their size, and whatever else is not finite in a tile."""
+    """All tiles of an orientation give the same bits, also where another element of a tile is not finite."""
     a, b = operands(1, 300, 200, 700)
     for transposed in (False, True):
         found = [check(a, b, tile) for tile in _TILES if tile.transposed == transposed]
@@ -147,10 +146,3 @@ def test_any_tile_gives_the_same_bits():
         again = check(a, b, next(tile for tile in _TILES if tile.transposed == transposed))
         assert torch.equal(found[0][:, 8:], again[:, 8:])
         a[0, 7, 3] = 1
-
-
-@on_sm_90
-@pytest.mark.parametrize("rows", [20, 300])
-def test_the_model_chooses_them(rows):
-    problem = Problem(1, rows, 4096, 4096, torch.float32, torch.float32, True, True)
-    assert select.choose(problem, torch.device("cuda"), False).hopper_fp32

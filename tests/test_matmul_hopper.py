@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(devices.current.type != "cpu", reason="what stan
 
 
 def of_known_width(allocate):
-    """The same, of shared memory whose dtype has a width in bits, as a compiler's has."""
+    """Return shared memory whose dtype has a width in bits, as a compiler's has."""
 
     def allocate_shared_memory(dtype, shape, layout):
         memory = allocate(dtype, shape, layout)
@@ -98,7 +98,7 @@ def test_products_follow_each_other(name, addend, launched):
 
 @pytest.mark.parametrize("columns", [(True, False), (False, True), (True, True)])
 def test_an_addend_in_place_and_in_any_order(columns, launched):
-    """It is copied as the result is written where both lie alike, and loaded where they do not."""
+    """An addend in the result's layout is copied by TMA, and one in another layout is loaded."""
     (M, N, K), (out_columns, added_columns) = (200, 120, 72), columns
     a, b = drawn(1, M, K, dtype=torch.float16), drawn(1, K, N, dtype=torch.float16)
     added = drawn(1, N, M, dtype=torch.float16).mT if added_columns else drawn(1, M, N, dtype=torch.float16)

@@ -15,7 +15,7 @@ from tritonite.engine.gemm import product as products
 
 TABLES = gemm_cost.load(gemm_cost.FOLDER / "sm_90.json")
 DTYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-4}
-# 282 once had columns apart that were not as far apart in the partial products of a split K.
+# Seed 282 has a tile of strided columns with split K, whose partial products have another stride.
 SEEDS, CASES = (*range(50 if FULL else 2), 282), 40
 
 
@@ -24,7 +24,7 @@ def between(draw, low, high):
 
 
 def operand(draw, batches, rows, columns, dtype):
-    """In rows or columns, with other elements between, of rows of several batches, and from any address."""
+    """Return a row-major or column-major operand at any address, with gaps, or interleaved with other batches."""
     layout = draw.choice(("rows", "columns", "every other", "pitched", "between batches", "anywhere"))
     if layout == "columns":
         return torch.randn(batches, columns, rows).to(dtype).mT
@@ -42,7 +42,7 @@ def operand(draw, batches, rows, columns, dtype):
 
 @pytest.fixture
 def drawn(request, monkeypatch):
-    """What draws by a seed, any tiles of a table too, and what draws thresholds that a product of few bytes meets."""
+    """Choose random tiles of a table; return the random generator and a setter of random thresholds."""
     draw, usual = random.Random(request.param), select.choose
     torch.manual_seed(request.param)
 

@@ -21,7 +21,7 @@ from tritonite.registry import scalar_kernel
 
 
 def serves(overload, run, *, declined=False):
-    """What a call gives, of which one kernel at least has to be `overload`'s; or none, where it is `declined`."""
+    """Return a call's result; assert that a kernel of `overload` ran or, if it is `declined`, that none did."""
     tritonite.reset_stats()
     with tritonite.use_gems(include=[overload]):
         result = run()
@@ -58,8 +58,8 @@ def test_conversions_round_as_atens(source, to, device):
     assert identical(serves("copy_.default", lambda: y.copy_(x)), expected)
 
 
-def test_halves_are_made_of_wide_numbers_by_way_of_float32(device):
-    # Just above the middle between two halves, by less than float32 can tell.
+def test_16_bit_floats_are_converted_through_float32(device):
+    # Just above the middle between two 16-bit floats, by less than float32 resolves.
     x = torch.tensor([1 + 2**-11 + 2**-40, 2**60 + 2**49 + 1], dtype=torch.float64, device=device)
     for dtype, to in itertools.product((torch.float64, torch.int64), (torch.float16, torch.bfloat16)):
         wide = x.to(dtype)
@@ -71,6 +71,7 @@ def test_real_numbers_become_complex(device):
     assert identical(serves("_to_copy.default", lambda: x.to(torch.complex128)), x.to(torch.complex128))
 
 
+@pytest.mark.declines("conjugated or negated views")
 @pytest.mark.parametrize("view", [torch.Tensor.conj, torch._neg_view], ids=["conjugate", "negative"])
 def test_what_is_changed_when_it_is_read_goes_to_aten(view, device):
     x = view(torch.randn(3, 4, dtype=torch.complex64, device=device))
@@ -78,6 +79,7 @@ def test_what_is_changed_when_it_is_read_goes_to_aten(view, device):
     assert torch.equal(serves("copy_.default", lambda: y.copy_(x), declined=True), x.resolve_conj().resolve_neg())
 
 
+@pytest.mark.declines("the output overlaps")
 def test_overlapping_copies_go_to_aten(device):
     x = torch.arange(10.0, device=device)
     with pytest.raises(RuntimeError, match=r"overlap|single memory location"):
@@ -137,7 +139,7 @@ def test_a_list_takes_several_tiles_and_programs(device, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [3, 9])
-def test_parts_of_one_run_follow_one_another(count, device, monkeypatch):
+def test_tensors_of_one_run_follow_one_another(count, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
     xs = [torch.randn(5, 16, device=device) for _ in range(count)]
     assert identical(serves("cat.default", lambda: torch.cat(xs, 0)), torch.cat(xs, 0))
@@ -145,7 +147,7 @@ def test_parts_of_one_run_follow_one_another(count, device, monkeypatch):
 
 
 @pytest.mark.parametrize(("widths", "shape"), some([(7, 7, 7), (31, 33), (129, 3)], [(21,), (2, 9)]))
-def test_parts_begin_at_no_16_bytes(widths, shape, device, monkeypatch):
+def test_misaligned_tensors_in_a_list(widths, shape, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=256))
     xs = [torch.randn(*shape, width, device=device).half() for width in widths]
     assert identical(serves("cat.default", lambda: torch.cat(xs, -1)), torch.cat(xs, -1))
@@ -183,7 +185,7 @@ def test_coordinates_are_those_of_the_result(shape, device):
 
 
 def test_far_elements_are_read_by_64_bits(device, monkeypatch):
-    """As offsets that need them are, which are too many to allocate."""
+    """64-bit offsets are forced, as tensors that need them are too large to allocate."""
     monkeypatch.setattr("tritonite.engine.pointwise.declare.INT32_LIMIT", 8)
     x = torch.randn(3, 12, device=device)
     out = torch.empty(3, 10, device=device)
@@ -232,7 +234,7 @@ def test_fill_values_are_not_in_the_key(device):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
 def test_fractions_of_what_fills_integers_are_cut_off(dtype, device, path):
-    """As far as the dtype holds them: others ATen refuses, or converts by no one rule."""
+    """Numbers fit in the dtype: for others ATen raises, or its conversion is undefined."""
     tritonite.reset_stats()
     held = [2.5, -0.0, 126.9, *([] if dtype is torch.uint8 else [-2.5])]
     left = [-0.5, 300.7] if dtype is torch.uint8 else [2.0**63, -(2.0**63), math.inf, math.nan]
@@ -255,7 +257,7 @@ def test_bounds_of_a_strided_copy_are_the_tensors_own(device):
     assert identical(
         serves("as_strided_copy.default", lambda: run(x, [2, 3], [4, 1])), x.as_strided([2, 3], [4, 1]).clone()
     )
-    # Its storage has more, of which nothing is known.
+    # The storage has further elements, whose values are unknown.
     assert serves("as_strided_copy.default", lambda: run(x, [12], [1]), declined=True).tolist() == list(range(12))
 
 
@@ -277,8 +279,8 @@ def test_turns_of_a_permuted_image_lie_as_atens(k, device):
     assert torch.equal(actual, expected) and actual.stride() == expected.stride()
 
 
-def test_a_complex_number_beside_unsigned_integers(device):
-    """Which promote with none, and are not asked to."""
+def test_a_complex_number_with_unsigned_integers(device):
+    """Unsigned integers promote with no complex dtype, and a number must not make them."""
     x, out = torch.ones(2, dtype=torch.uint16, device=device)
     with tritonite.use_gems(include="copy*"):
         assert torch.ops.aten.copy.out(x, 0j, False, out=out) == 0
@@ -290,6 +292,7 @@ def test_an_output_of_other_dimensions_for_rot90_is_atens_to_refuse(device):
         torch.ops.aten.rot90.out(x, 1, [1, -2], out=out)
 
 
+@pytest.mark.declines("no kernel writes such outputs")
 @pytest.mark.parametrize("strides", [(1, 2, 36), (162, 1, 18)])
 def test_an_output_with_other_strides_for_windows_is_atens(strides, device):
     """ATen writes as though it were contiguous, so that only it can say where elements are."""
@@ -315,7 +318,7 @@ def test_indices_of_an_empty_triangle_have_any_dtype_on_gpus(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tril_indices", "triu_indices"])
 def test_indices_of_triangles_are_atens(name, device, path):
-    """Of every shape of trapezoids and rectangles, of many rows, and of a thousand rows."""
+    """Shapes are all trapezoids and rectangles of few rows, and some of many."""
     function = getattr(torch, name)
     sizes = [(row, col, offset) for row in (0, 1, 4) for col in (0, 1, 3, 6) for offset in range(-6, 8, 2)]
     sizes += (
@@ -365,6 +368,7 @@ def test_a_number_among_matrices_counts_for_less(device):
         assert result.dtype is expected.dtype and torch.equal(result, expected)
 
 
+@pytest.mark.declines("ATen refuses the output")
 def test_chunks_are_not_put_into_integers(device):
     x, out = torch.ones(3, device=device), torch.zeros(2, 2, dtype=torch.int64, device=device)
     with tritonite.use_gems(include=["_chunk_cat"]), pytest.raises(TypeError, match="can't be cast"):
@@ -391,7 +395,7 @@ def test_complex_numbers_between_two_parts_are_atens_to_refuse(device, path):
                 assert torch.equal(torch.view_as_complex_copy(x), torch.view_as_complex(x))
 
 
-def test_windows_of_any_step_are_folded(device):
+def test_windows_of_any_step_are_combined(device):
     grad = torch.randn(1, 3, 2, device=device)
     with tritonite.use_gems():
         found = torch.ops.aten.unfold_backward(grad, [2, 3], 0, 2, 2**31)
@@ -407,6 +411,7 @@ def test_complex_numbers_have_the_bits_of_their_parts(dtype, device):
         assert identical(serves("complex", lambda parts=parts: torch.complex(*parts)), torch.complex(*parts))
 
 
+@pytest.mark.declines("ATen refuses the ranges")
 @pytest.mark.parametrize(
     ("name", "ends", "dtype"),
     [

@@ -50,7 +50,7 @@ def test_what_is_not_verified_takes_a_name(monkeypatch):
     override._selected.cache_clear()
     try:
         assert "silu" not in select() and "add.Tensor" in select()
-        # Nor is it reached by what calls it.
+        # Functions that call it do not select it either.
         assert "silu" not in select(torch.nn.functional.cross_entropy)
         assert {"silu", "add.Tensor"} <= select("*")
         assert "silu" in select("silu") and "silu.out" in select(["add", "silu*"])
@@ -73,7 +73,7 @@ def test_asking_for_a_name_changes_nothing():
     assert torch.initial_seed() == seed
 
 
-def test_names_without_kernels_are_told_apart():
+def test_names_without_kernels_are_distinguished():
     with pytest.raises(UnknownOperator, match="has no kernel here"):
         select("geqrf")
     with pytest.raises(UnknownOperator, match="did you mean 'softmax'"):

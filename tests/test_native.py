@@ -158,6 +158,7 @@ NUMBERED = [
 ]
 
 
+@pytest.mark.declines("the integers name no dtype")
 @pytest.mark.parametrize(("name", "argument"), NUMBERED)
 def test_ints_that_name_nothing_go_to_aten(name, argument, device):
     """Through Python PyTorch itself reads beyond its tables for them, before it calls a kernel."""
@@ -209,7 +210,7 @@ def test_declines_are_remembered(device):
         assert torch.equal((sparse * 2).to_dense(), torch.eye(3, device=device) * 2)
 
 
-def test_explain_tells_what_is_kept(device):
+def test_explain_shows_what_is_kept(device):
     x = torch.randn(4, device=device)
     for call, arguments in ((lambda: x * 0.5, (x, 0.5)), (lambda: x + x, (x, x))):
         name = "mul.Tensor" if arguments[1] is not x else "add.Tensor"
@@ -424,7 +425,7 @@ def test_constants_have_their_parameters_types(device):
         (lambda x: torch.ones(2, device=x.device), "the host function calls"),
     ],
 )
-def test_what_no_plan_repeats_is_told(device, run, reason):
+def test_what_no_plan_repeats_is_counted(device, run, reason):
     x = torch.randn(3, 4, device=device)
     results, made, told = _recorded(lambda: run(x), x)
     assert made is None and reason in told and len(results) == 1
@@ -509,7 +510,7 @@ def _doubled_by(**options):
 )
 def test_what_launches_may_need(device, dispatcher, host):
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.uint8, device=device))
-    # Of several sizes, so that later tensors lie elsewhere.
+    # Several sizes, so that later tensors have other addresses.
     xs = [torch.randn(16 + n, 16, device=device)[n:] for n in range(4)]
     with standing_in("tril", lambda x, diagonal: host(x)) as calls:
         for x in xs:
@@ -519,7 +520,7 @@ def test_what_launches_may_need(device, dispatcher, host):
 
 @pytest.fixture
 def altered_launches(monkeypatch):
-    """What to change of the launches that are recorded: a function from one to another."""
+    """Return a list of functions that alter recorded launches."""
     changes = []
     plan_of = Recorder.plan
 
@@ -670,7 +671,7 @@ print(query._version - version)
 
 
 def test_an_operator_outside_aten_counts_versions():
-    """Of what it writes. Its call path is chosen when it is registered, once in a process."""
+    """Calls bump the version of arguments that they write. The call path is chosen at registration, once a process."""
     environment = os.environ | {"TRITONITE_NATIVE": "1"}
     done = subprocess.run([sys.executable, "-c", _ROTATES], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2"]

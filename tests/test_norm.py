@@ -50,7 +50,7 @@ def test_batch_norm_keeps_running_statistics(shape, kind, tiny_blocks):
 
 @every_second(("train", "dtype"), [False, True], [torch.float32, torch.bfloat16])
 def test_batch_norm_gradients(train, dtype, tiny_blocks):
-    """Those by parameters have the parameters' dtype, float32, whatever the input's is."""
+    """Gradients by parameters have the parameters' dtype, float32, whatever the input's dtype."""
     x, grad, weight = normal(9, 4, 70, dtype=dtype), normal(9, 4, 70, dtype=dtype), normal(4)
     running = [normal(4), normal(4).abs()]
     # On GPUs ATen takes one or the other for given statistics, which are the same.
@@ -82,7 +82,7 @@ def test_batch_norm_through_modules():
 
 
 def _outputs_and_gradients(model, x, dtype):
-    """What a batch norm of images in `dtype` gives, forward and backward, with its parameters as they are."""
+    """Return the results and gradients of a batch norm of images in `dtype`, with float32 parameters."""
     model, x = model.to(memory_format=torch.channels_last), x.detach().to(dtype).requires_grad_()
     result = model(x)
     seed = torch.linspace(-1, 2, x.numel(), device=x.device).bfloat16().to(dtype).reshape(x.shape)
@@ -122,7 +122,7 @@ def test_batch_norm_of_images_with_float32_parameters(train, dtype, layout, tiny
     ],
 )
 def test_batch_norm_has_the_layouts_of_a_gpu(x, kernels, trained, monkeypatch):
-    """Where ATen's kernel for GPUs lays them out: the result as the input, its gradient by the kernel that makes it."""
+    """On a GPU ATen's result has the input's layout, and its gradient the layout of the kernel that computes it."""
     monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     assert batch_norm._result_strides(x) == x.stride()
     assert batch_norm.has_channels_last_kernels(x) is kernels
@@ -144,7 +144,7 @@ def test_batch_norm_has_the_layouts_of_a_gpu(x, kernels, trained, monkeypatch):
     ],
 )
 def test_strides_along_sizes_of_1_are_read_as_aten_reads_them(shape, strides):
-    """It lays a result out by two readings, which differ in them, and refuses what they differ in elsewhere."""
+    """ATen reads a layout in two ways that differ for such strides, and refuses layouts that differ elsewhere."""
     x = torch.randn(72 * 3).as_strided(shape, strides)
     channels, parameter = shape[1], torch.rand(shape[1])
     sizes = shape[0], channels, x[0, 0].numel(), 1
@@ -177,7 +177,7 @@ def test_strides_along_sizes_of_1_are_read_as_aten_reads_them(shape, strides):
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
 def test_batch_norm_as_cudnn_has_it(train, layout):
-    """That of CPUs has the same results in the same layouts and dtypes, and the same gradient."""
+    """ATen's batch norm on CPUs has the same results in the same layouts and dtypes, and the same gradient."""
     x, grad = (normal(3, 5, 4, 6, dtype=torch.float16).to(memory_format=layout) for _ in range(2))
     given = [normal(5), normal(5), normal(5), normal(5).abs()]
     expected, actual = ([part.clone() for part in given] for _ in range(2))
@@ -221,11 +221,11 @@ def test_batch_norm_as_cudnn_has_it_declines_what_cudnn_refuses():
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("shape", [(6, 5), (3, 5, 4, 2)])
 def test_batch_norm_gives_gradients_that_nobody_asked_for(shape, train, mask, weighted, monkeypatch):
-    """Where ATen's kernel for channels next to each other adds up; elsewhere those that are asked for."""
+    """ATen's channels-last kernel returns all gradients when it sums, and others those that are asked for."""
     monkeypatch.setattr(batch_norm, "_gives_unasked", lambda *_: True)
     grad, x = normal(*shape), normal(*shape)
     weight, mean, rstd = normal(5) if weighted else None, normal(5), normal(5).abs() + 0.5
-    # Of the same statistics: a CPU's kernel takes the running ones, and a GPU's those that were handed on.
+    # Statistics are equal: ATen's kernel for CPUs reads the running ones, and that for GPUs the saved ones.
     args = grad, x, weight, mean, rstd.pow(-2) - 1e-5, mean, rstd, train, 1e-5
     # A GPU's refuses to give gradients by a weight that there is not.
     own = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args]
@@ -247,7 +247,7 @@ def test_batch_norm_gives_gradients_that_nobody_asked_for(shape, train, mask, we
 
 
 def test_atens_kernel_for_channels_next_to_each_other_gives_unasked():
-    """It wants both operands to lie so, and what there is of each channel to have no gaps."""
+    """The kernel serves two channels-last operands and contiguous tensors of channels."""
     rows, images, row = normal(6, 5), normal(3, 5, 4, 2), normal(5)
     last, apart = images.to(memory_format=torch.channels_last), normal(10)[::2]
     assert batch_norm._gives_unasked(rows, rows, None, row, row)
@@ -261,7 +261,7 @@ def test_atens_kernel_for_channels_next_to_each_other_gives_unasked():
     ("shape", "dtype", "weighted"), [(6, 5), (3, 5, 4, 2), (3, 5, 4)], [torch.float32, torch.bfloat16], [True, False]
 )
 def test_batch_norm_gives_as_many_gradients_as_aten(shape, dtype, weighted):
-    """Of every mask, in every layout, by given statistics and by the batch's."""
+    """Every output mask is tried in every layout, with given statistics and with the batch's."""
     masks, layouts = list(itertools.product([True, False], repeat=3)), [torch.contiguous_format]
     layouts += [torch.channels_last] if len(shape) == 4 else []
     tritonite.reset_stats()
@@ -335,7 +335,7 @@ def test_rms_norm(dtype, affine, tiny_blocks):
     [(2, 3, 17), (2, 17, 1), (4, 9, 2), (6, 10, 3), (8, 5, 7)],
 )
 def test_one_row_of_any_layout(shape, order, tiny_blocks):
-    """All that is normalised is one row; its parts lie as they like in the operand, and in order in the result."""
+    """The whole operand is one row, of any layout; the result is contiguous."""
     dense = normal(*[shape[d] for d in order])
     x = dense.permute([order.index(d) for d in range(3)])
     weight, grad = normal(*shape), normal(*shape)
@@ -397,7 +397,7 @@ def test_masked_softmax_of_sources_and_of_keys(tiny_blocks):
 # A mask without a type is a CPU's alone.
 @pytest.mark.parametrize("kind", [2] if tritonite.device == "cuda" else [2, None])
 def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
-    """On a CPU ATen writes the shares of a contiguous copy, in its order, into a result of the input's layout."""
+    """On a CPU ATen stores probabilities in contiguous order into a result of the input's layout."""
     x = normal(5, 4, 3).permute(2, 1, 0)
     mask = torch.rand(3, 4, 5, device=tritonite.device) > 0.7
     expected = torch.ops.aten._masked_softmax(x, mask, -1, kind)
@@ -421,7 +421,7 @@ def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
     [torch.float32, torch.bfloat16],
 )
 def test_group_norm_of_channels_of_long_groups(shape_and_groups, affine, dtype, tiny_blocks):
-    """Where no program holds a group, its channels are rows by themselves, with one weight each."""
+    """In groups too long for a program, channels are rows of their own with one weight each."""
     shape, groups = shape_and_groups
     x, channels = normal(*shape, dtype=dtype) + 1, shape[1]
     weight, bias = (normal(channels, dtype=dtype), normal(channels, dtype=dtype)) if affine else (None, None)

@@ -10,13 +10,13 @@ import tritonite
 from tritonite import devices
 from tritonite.engine.norm import launch, ring
 from tritonite.engine.norm.meta import RingMeta
-from tritonite.testing.judge import RTOL
+from tritonite.testing.tolerances import RTOL
 
 library = torch.ops.tritonite
 
 
 def gradients(grad, grad_total, total, mean, rstd, weight):
-    """Those by the sum, the weight and the bias, in float64."""
+    """Return the gradients by sum, weight and bias, in float64."""
     grad, total, mean, rstd = grad.double(), total.double(), mean.double()[:, None], rstd.double()[:, None]
     h, weighted = (total - mean) * rstd, grad if weight is None else grad * weight.double()
     share = weighted.mean(1, keepdim=True) if mean.any() else 0.0
@@ -89,7 +89,7 @@ class Copies:
 
 
 def run(program, programs, at_once, *args, **constants):
-    """What the kernel's source does, as plain Python, where a program is one warp."""
+    """Run the kernel's source in plain Python, where a program is one warp."""
     number = lambda value: torch.tensor(value) if isinstance(value, int) else value
     language = types.SimpleNamespace(
         allocate_shared_memory=lambda element, shape, _: Shared(torch.full(shape, torch.nan, dtype=element.dtype)),

@@ -23,10 +23,10 @@ HALVES = [torch.float16, torch.bfloat16]
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of which small operands have several, and splits of one or two of them."""
+    """Make tiles so small that small operands have several, and splits of one or two tiles."""
     monkeypatch.setattr(decode.table, "decoding", lambda kind, size, head, rows, shared: Tile(16, 32))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 64)
-    monkeypatch.setattr(decode.table, "LEAST", 32)
+    monkeypatch.setattr(decode.table, "LEAST_SPLIT_KEYS", 32)
 
 
 class Sequences:
@@ -84,7 +84,7 @@ class Sequences:
         return fused.paged_attention(*self.operands, cu_seqlens=self.starts, **given)
 
     def expected(self, scale=None, softcap=None, window=None, key_scale=None, value_scale=None):
-        """By definition, of one sequence after the other."""
+        """Return the result by the definition, sequence by sequence."""
         results, first = [], 0
         ratio = self.query.shape[1] // self.key.shape[2]
         for (key, value), count, length in zip(self.keys, self.tokens, self.lengths, strict=True):
@@ -113,7 +113,7 @@ class Sequences:
 
 @pytest.mark.parametrize(("page", "dtype"), covering(3, [16, 32, 64, 24, 256], [torch.float32, *HALVES]))
 def test_decoding(small_tiles, page, dtype):
-    """Pages that are parts of a block of keys, one, several of them, and no power of two."""
+    """A block of keys has several pages, one, or part of one; page sizes include one that is no power of two."""
     Sequences([70, 1, 33, 150], page=page, dtype=dtype).check()
 
 
@@ -124,9 +124,9 @@ def test_tiles_of_the_table():
 
 @pytest.mark.parametrize(("page", "heads"), covering(2, [16, 64], [(4, 4), (6, 2), (12, 1), (20, 1)]))
 def test_parts_of_prompts_and_decoding_together(small_tiles, page, heads):
-    """Queries by heads that share keys fill whole tiles, parts of them, and several; sequences without tokens too."""
+    """Queries times heads that share keys fill a tile partly, wholly, or several tiles; a sequence may lack tokens."""
     H, shared = heads
-    # Of many heads few tokens are several tiles, of which each takes the interpreter long.
+    # With many heads few tokens fill several tiles, each of which takes the interpreter long.
     part, whole = (20, 9) if FULL or H < 12 else (5, 3)
     Sequences(
         [70, 40, whole, 130 if FULL else 70, 5], tokens=[part, 1, whole, 0, 3], H=H, shared=shared, page=page
@@ -141,10 +141,10 @@ def test_windows(small_tiles, window, tokens):
 
 @pytest.mark.parametrize(("page", "window"), covering(2, [16, 64], [None, 50]))
 def test_blocks_of_keys_that_all_queries_see(monkeypatch, window, page):
-    """Many queries at a time take those without comparing."""
+    """Programs with many queries skip the mask in such blocks."""
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(64, 32))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 96)
-    monkeypatch.setattr(decode.table, "APART", 64)
+    monkeypatch.setattr(decode.table, "UNMASKED_ROWS", 64)
     Sequences([200 if FULL else 140, 40, 90], tokens=[50, 40 if FULL else 20, 1], page=page).check(window=window)
 
 
@@ -184,7 +184,7 @@ def test_sizes_of_heads(small_tiles, D, V):
 
 
 def test_sequences_without_keys(small_tiles):
-    """What a batch is filled up with is 0, as are tokens behind the last sequence."""
+    """Padding sequences, and tokens behind the last sequence, give 0."""
     sequences = Sequences([0, 40, 0])
     assert sequences.check()[[0, 2]].eq(0).all()
     sequences = Sequences([40, 50], tokens=[5, 1])
@@ -196,7 +196,7 @@ def test_sequences_without_keys(small_tiles):
 
 
 def test_caches_without_blocks():
-    """They serve sequences without keys."""
+    """Empty caches serve sequences without keys."""
     sequences = Sequences([0, 0], spare=0)
     assert not sequences.key.numel()
     assert sequences.check().eq(0).all()
@@ -208,7 +208,7 @@ def test_more_tokens_than_keys(small_tiles):
 
 
 def test_caches_that_lie_in_other_ways(small_tiles):
-    """Keys and values as halves of one tensor; heads in front of the rows of a block."""
+    """Keys and values are slices of one tensor, or heads come before the rows of a page."""
     sequences = Sequences([70, 31], tokens=[3, 1])
     both = torch.stack((sequences.key, sequences.value), 1)
     sequences.key, sequences.value = both[:, 0], both[:, 1]
@@ -227,8 +227,8 @@ def test_drawn(monkeypatch, seed):
     rows, split = draw.choice((16, 32, 64)), block * draw.choice((1, 2, 9))
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(rows, block))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: split)
-    monkeypatch.setattr(decode.table, "LEAST", draw.choice((block, 3 * block)))
-    monkeypatch.setattr(decode.table, "APART", draw.choice((16, 128)))
+    monkeypatch.setattr(decode.table, "LEAST_SPLIT_KEYS", draw.choice((block, 3 * block)))
+    monkeypatch.setattr(decode.table, "UNMASKED_ROWS", draw.choice((16, 128)))
     lengths = [draw.choice((0, 1, 17, 64, draw.randrange(1, 200))) for _ in range(draw.randrange(1, 5))]
     tokens = [draw.randrange(0, length + 1) if draw.random() < 0.5 else min(1, length) for length in lengths]
     shared, ratio = draw.choice((1, 2, 3)), draw.choice((1, 2, 4, 5))
@@ -241,7 +241,7 @@ def test_drawn(monkeypatch, seed):
     sequences.check(window=draw.choice((None, None, 1, 30)), softcap=draw.choice((None, None, 5.0)))
 
 
-# By a message's words: the operands that stop the program, among which are where sequences start.
+# Words of a message, and a change of operands that stops the program with it.
 _OUT_OF_RANGE = [
     ("caches do not have", "table[0, 1] = 1000"),
     ("caches do not have", "table[1, 0] = -1"),
@@ -267,6 +267,7 @@ def _stops(program, words):
     assert done.returncode and "device-side assert" in done.stderr and words in done.stderr, done.stderr
 
 
+@pytest.mark.declines("refused calls")
 @pytest.mark.parametrize(("words", "change"), _OUT_OF_RANGE)
 def test_blocks_and_lengths_out_of_range_stop_the_program(words, change):
     _stops(
@@ -288,6 +289,7 @@ def _operands():
     )
 
 
+@pytest.mark.declines("refused calls")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -315,7 +317,7 @@ def _operands():
     ],
 )
 def test_refused(change, message):
-    """By a call, and when it is traced."""
+    """Calls are refused when they run and when they are traced."""
     given = _operands()
     given |= change(given)
     names = ("query", "key_cache", "value_cache", "block_table", "lengths")
@@ -348,8 +350,9 @@ def test_registration():
 
 
 def test_calls_are_replayed_by_the_native_dispatcher():
-    """With other lengths, tables and scales, by one launch and by two; in a process of its own, because operators are
-    registered once.
+    """Lengths, tables and scales change, with one launch and with two.
+
+    The test has a process of its own, because operators are registered once.
     """
     code = """
 import torch
@@ -358,7 +361,7 @@ from conftest import FULL
 from test_paged_attention import Sequences, _tokens
 from tritonite import fused
 from tritonite.engine.attention import decode
-decode.table.LEAST = 32
+decode.table.LEAST_SPLIT_KEYS = 32
 longest, shorter, blocks = (300, 257, 20) if FULL else (140, 100, 10)
 for share, window in ((2**20, None), (64, 1000)):
     decode.table.keys_of_split = lambda *_: share
@@ -383,7 +386,7 @@ for name, launched, replayed in (("paged_attention", 4, 8), ("reshape_and_cache"
 
 
 def test_invariant(monkeypatch):
-    """The bits of a sequence's tokens are its own, whatever is beside it and how long it is."""
+    """The bits of a sequence's tokens do not depend on other sequences."""
     monkeypatch.setattr(decode.table, "decoding", lambda kind, size, head, rows, shared: Tile(min(64, rows), 32))
     both = Sequences([70, 150], tokens=[3, 40])
     with tritonite.use_gems(invariant=True):
@@ -463,7 +466,7 @@ def test_fewer_slots_than_tokens_and_caches_of_any_strides():
 
 
 def test_what_is_written_is_attended_to():
-    """A prompt in parts, and then tokens one after the other."""
+    """A prompt is written in several chunks, and then tokens one by one."""
     device, page = tritonite.device, 16
     key, value, query = [torch.randn(60, 2, 16, device=device) for _ in range(3)]
     caches = [torch.full((6, page, 2, 16), math.nan, device=device) for _ in range(2)]
@@ -482,11 +485,13 @@ def test_what_is_written_is_attended_to():
     torch.testing.assert_close(torch.cat(results).double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.declines("refused calls")
 def test_slots_out_of_range_stop_the_program():
     program = "key, value, caches, slots = _tokens()\nfused.reshape_and_cache(key, value, *caches, slots + 64)"
     _stops(program, "slot that the caches do not have")
 
 
+@pytest.mark.declines("refused calls")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -24,7 +24,7 @@ def impatient(monkeypatch):
     monkeypatch.delenv("TRITONITE_QUIET", raising=False)
 
 
-def test_a_long_block_is_told_of_while_it_runs(capsys):
+def test_a_long_block_is_reported_while_it_runs(capsys):
     with progress.timed("compiling", "compiling", watched=True):
         time.sleep(0.5)
         assert capsys.readouterr().err == "tritonite: compiling\n"
@@ -56,7 +56,7 @@ def test_who_wants_none_gets_none(how, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_waiting_for_a_build_is_told_of(tmp_path, capsys):
+def test_waiting_for_a_build_is_reported(tmp_path, capsys):
     path = tmp_path / "lock"
     with path.open("w") as theirs, path.open("w") as ours:
         fcntl.flock(theirs, fcntl.LOCK_EX)
@@ -68,7 +68,7 @@ def test_waiting_for_a_build_is_told_of(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not tritonite.backend.interpreted, reason="kernels are compiled here")
-def test_interpreting_is_told_of(capsys):
+def test_interpreting_is_reported(capsys):
     x = torch.randn(64, 64)
     with tritonite.use_gems(include="*", faster_only=False):
         for _ in range(200):
@@ -86,7 +86,7 @@ def test_importing_starts_no_thread():
 
 @pytest.mark.parametrize("setting", ["1", "true", "YES", None])
 def test_the_interpreter_is_on_as_triton_reads_it_and_where_triton_came_first(setting):
-    """In a process of its own, on a machine whose GPUs are hidden."""
+    """The test has a process of its own, as on a machine whose GPUs are hidden."""
     code = """
 import triton
 import triton.language as tl

@@ -30,7 +30,7 @@ TINY = 2.0**-32
 
 
 def philox(seed, counter, thread):
-    """Four words of 32 bits for each pair of a counter and a thread, as uint64."""
+    """Return four 32-bit numbers for each pair of a counter and a thread, as uint64."""
     counter, thread = (np.asarray(x, dtype=np.uint64) for x in np.broadcast_arrays(counter, thread))
     c = [counter & _MASK, counter >> np.uint64(32), thread & _MASK, thread >> np.uint64(32)]
     key = [np.uint64(seed % 2**64 % 2**32), np.uint64(seed % 2**64 >> 32)]
@@ -276,14 +276,14 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torc
 
 @on_cpu
 @pytest.mark.parametrize("dtype", (torch.bool, *INTEGERS, *FLOATS), ids=str)
-def test_integers_are_the_words_modulo_the_range(dtype, state):
+def test_integers_are_the_random_bits_modulo_the_range(dtype, state):
     ends = [(0, 2), (0, 100)] if dtype is not torch.bool else [(0, 2)]
     if dtype in (torch.int32, torch.int64, torch.float64):
         ends += [(-5, 2**28 - 5), (-5, 2**28 - 6), (-(2**31), 2**31 - 1)]
     if dtype is torch.int64:
         ends += [(-(2**63), 2**63 - 1), (-7, 2**62), (-(2**63), None), (5, None)]
     for low, high in ends:
-        # Of a second turn of ATen's grid at least.
+        # Long enough for a second round of ATen's grid.
         for numel in (7, 20_001 if FULL else 8193):
             given = state(*SEEDS[1])
             x = torch.empty(numel, dtype=dtype)
@@ -417,7 +417,7 @@ def test_no_program_of_dropout_is_without_elements(numel, programs, state, monke
     given = state(11, 4 * 5)
     _, mask = _run("native_dropout", torch.ones(numel, dtype=torch.float16), 0.5, True)
     assert np.array_equal(mask.numpy(), side_by_side(numel, 8, given, grid_of(numel)) < 0.5)
-    # A program has 1,024 of ATen's threads, of which a turn has 2,048, and each a vector of 8.
+    # A program simulates 1,024 of ATen's 2,048 threads in a round, each with a vector of 8.
     assert grids == [(programs,)]
 
 
@@ -496,7 +496,7 @@ def test_leaky_slopes_are_uniform_numbers(dtype, state):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_noise_on_another_device_is_atens_to_refuse(training):
-    """That of a tensor without dimensions is no number."""
+    """A tensor of noise without dimensions is no scalar either."""
     x, noise = torch.ones((), device=tritonite.device), torch.ones((), device="meta")
     with pytest.raises(Decline, match="noise on meta"):
         rrelu_with_noise(x, noise, 0.125, 0.25, training)
@@ -510,6 +510,7 @@ def test_a_slope_that_is_none_is_atens_to_refuse_where_the_result_is_kept(device
                 _ATEN.rrelu_with_noise_backward(x, x, x, lower, 1.0, False, True)
 
 
+@pytest.mark.declines("ATen refuses the range")
 def test_unsigned_integers_of_64_bits_without_an_end_are_atens_to_refuse(device):
     x = torch.zeros(3, dtype=torch.uint64, device=device)
     with tritonite.use_gems(include="random_.from", faster_only=False):
@@ -553,7 +554,7 @@ def test_permutations_are_atens(state):
 
 @on_cpu
 def test_long_permutations_are_atens(state):
-    """Of keys of 27 to 33 bits, those of 32 with a sign; numbers that one program sorts, and more."""
+    """Keys have 27 to 33 bits, those of 32 with a sign. One program sorts the numbers, or several do."""
     for n, bits in ((4097, 27), (9000, 29), (25_000, 32), (33_000, 33)) if FULL else ((4097, 27), (30_100, 33)):
         expected, _ = permutation(n, state(n, 8))
         assert bits == math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
@@ -576,7 +577,7 @@ def test_long_runs_of_equal_keys_cross_programs(state):
 
 
 def shuffled(lengths, seed, offset):
-    """Numbers in order, in runs of these lengths, each of which is shuffled by the words of its first one's thread."""
+    """Return numbers in runs of `lengths`, each shuffled by the random numbers of its first element's thread."""
     expected, begin = list(range(sum(lengths))), 0
     for count in lengths:
         for drawn, i in enumerate(range(count - 1, 0, -1)):
@@ -599,8 +600,8 @@ def test_equal_keys_are_shuffled_within_their_run(state):
 
 
 @on_cpu
-def test_halves_that_32_bits_reach_are_drawn_one_after_the_other(monkeypatch, state):
-    """As ATen draws tensors of 2 GiB and more, for the whole of which it moves the generator on before."""
+def test_tensors_beyond_32_bits_are_drawn_in_halves(monkeypatch, state):
+    """ATen splits tensors of 2 GiB and more, after it has advanced the generator for the whole tensor."""
     monkeypatch.setattr(engine, "_within_32_bits", lambda numel, itemsize: iter([(0, 500), (500, 501)]))
     given = state(1, 0)
     x = torch.empty(1001)
@@ -615,6 +616,7 @@ def test_a_tensor_is_halved_until_32_bits_reach_all_of_it():
     assert list(engine._within_32_bits(2**31, 1)) == [(0, 2**30), (2**30, 2**30)]
 
 
+@pytest.mark.declines("ATen refuses the arguments")
 def test_what_aten_refuses_is_declined(device):
     x, whole = torch.empty(4, device=device), torch.empty(4, dtype=torch.int32, device=device)
     refused = [
@@ -889,7 +891,7 @@ DRAWN = {
     "_fused_dropout": (FLOATS, lambda x, g: _ATEN._fused_dropout(x, 0.7, g)),
     "rrelu": (FLOATS, lambda x, g: _ATEN.rrelu_with_noise_functional(x, torch.zeros_like(x), *_SLOPES, g)),
 }
-# Where a logarithm or a circular function comes in.
+# Operators with a logarithm or a trigonometric function.
 ROUNDED = ("normal", "randn", "log_normal", "exponential", "cauchy", "geometric")
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -916,7 +918,7 @@ def _agree(name, dtype, ours, atens):
     for a, b in zip(ours, atens, strict=True):
         assert a.shape == b.shape and a.dtype is b.dtype and a.stride() == b.stride()
         if name.split()[0].rstrip("_").removesuffix("_like") not in ROUNDED:
-            # Of unsigned integers torch compares few.
+            # torch compares few dtypes of unsigned integers.
             signed = _SIGNED.get(a.dtype, a.dtype)
             assert torch.equal(a.view(signed), b.view(signed))
             continue
@@ -927,7 +929,7 @@ def _agree(name, dtype, ours, atens):
         # A sum that cancels has the error of its terms.
         terms = 4 * ("around" in name or "deviations" in name) + 0.5 * (name == "cauchy_")
         bound = 2 * torch.finfo(a.dtype).eps * (b.double().abs() + terms) + 1e-12
-        # Of infinities there is no difference.
+        # The difference of infinities is nan.
         assert bool(((a == b) | ((a.double() - b.double()).abs() <= bound)).all())
 
 
@@ -969,7 +971,7 @@ def test_numbers_are_atens_in_every_layout(name):
 @on_gpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_masks_are_atens(dtype):
-    """Of every width of vectors, of more elements than a grid has threads and of fewer."""
+    """Vectors have every width, with more elements than a grid has threads and with fewer."""
     for numel in (2, 4, 6, 8, 9, 1_000_000, 1_000_002, 1_000_004, 1_000_008, 1_000_001, 8 * 2**20):
         _check_atens("native_dropout", dtype, _operand((numel,), dtype), 3, 16)
     for first in (1, 2, 4, 8):

@@ -1,4 +1,4 @@
-"""What is said of calls that were made: the report of a function, counts as a table, the log, and profiles."""
+"""Reports about calls that were made: of a function, counts as a table, the log, and profiles."""
 
 import io
 import logging
@@ -43,6 +43,7 @@ def test_a_report_keeps_to_what_is_enabled(device):
     assert report.operators["exp"].reasons == {"dtype torch.complex64": 1} and report.operators["exp"].tritonite == 1
 
 
+@pytest.mark.declines("ATen refuses the call")
 def test_what_the_function_raises_passes_through(device):
     with pytest.raises(RuntimeError, match="must match"):
         tritonite.report(torch.add, torch.ones(3, device=device), torch.ones(4, device=device))
@@ -58,8 +59,9 @@ def test_stats_print_as_a_table(device):
     assert "replayed" in "".join(lines) and "dtype torch.complex64" in line
 
 
+@pytest.mark.declines("no kernel accepts the dtype")
 def test_declines_are_logged_once_for_each_reason(device, caplog):
-    # Of a size of its own, because the native dispatcher remembers what was declined.
+    # A size of its own, because the native dispatcher remembers declined calls.
     x = torch.randn(4, 37, device=device).to(torch.complex64)
     with caplog.at_level(logging.DEBUG, logger="tritonite"), tritonite.use_gems(include="cosh"):
         x.cosh(), x[1:].cosh(), x[2:].cosh()
@@ -101,7 +103,7 @@ def test_tables_print_on_any_terminal(encoding, monkeypatch):
 
 
 def block(x, query):
-    """Composite operators, whose parts have kernels, and a convolution, which has none."""
+    """Run composite operators, whose steps have kernels, and a convolution, which has none."""
     y = torch.nn.functional.layer_norm(torch.nn.functional.linear(x, x), (4,))
     y = torch.nn.functional.dropout(y, 0.5).reshape(2, 2, 4)
     torch.nn.functional.scaled_dot_product_attention(query, query, query)

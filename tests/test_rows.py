@@ -43,7 +43,7 @@ def with_cuts(*values):
 
 @pytest.fixture(params=CUTS)
 def cut(request, monkeypatch):
-    """What a space is cut into; tiny blocks split rows over programs, too, of several blocks each or of one."""
+    """Run a test with several cuts of rows into blocks; tiny blocks also split rows over programs."""
     if request.param in ("tiny blocks", "a block a program"):
         programs = 4 if request.param == "tiny blocks" else 4096
         tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
@@ -102,7 +102,7 @@ def test_rows_that_are_transformed(shape, device, cut):
 
 @pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
 def test_rows_that_are_transformed_in_place(shape, device, cut):
-    """As the fast path of nn.MultiheadAttention asks for softmax."""
+    """The fast path of nn.MultiheadAttention calls softmax so."""
     aten = torch.ops.aten
     for dim in range(len(shape)):
         x, grad = values(shape, device), values(shape, device)
@@ -148,7 +148,7 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, monkeypatch):
 
 @pytest.fixture
 def cooperative_launches(monkeypatch):
-    """The scratch of every launch whose programs share rows; few rows are enough for them to do so."""
+    """Collect the scratch of every launch of cooperative rows, with a device that makes few rows cooperative."""
     record = dataclasses.replace(devices.current, row_elements=4096, programs=1, forward_progress=True)
     monkeypatch.setattr(devices, "current", record)
     found, scratch = [], cooperative.scratch
@@ -214,7 +214,7 @@ def test_programs_that_share_a_row_take_tickets(dtype, device, cooperative_launc
         (lambda x: _SOFTMAX._softmax_(x, 1, False), lambda x: x.softmax(1), (x,)),
         (lambda x: _SOFTMAX._log_softmax_(x, 1, False), lambda x: x.log_softmax(1), (x,)),
     ]
-    # Of half types, rows of several operands that are folded are no cooperative ones.
+    # Reductions of several 16-bit operands have no cooperative rows.
     for name in ("_log_softmax_backward_data", "_softmax_backward_data")[: dtype.itemsize // 2]:
         ours, aten = getattr(_SOFTMAX, name), getattr(torch, name)
         operands = grad, x.log_softmax(1) if "log" in name else x.softmax(1)
@@ -361,7 +361,7 @@ def test_split_rows_whose_order_is_not_memorys(device, monkeypatch):
         torch.testing.assert_close((x.softmax(-1), x.sum(-1), x.var(-1)), expected)
 
 
-def test_places_are_of_the_first_and_of_nan(device, cut):
+def test_indices_are_of_the_first_and_of_nan(device, cut):
     ties = torch.tensor([[1.0, 3.0, 3.0, -1.0], [2.0, 2.0, 2.0, 2.0], [-math.inf] * 4], device=device).repeat(1, 17)
     holes = ties.clone()
     holes[:, 5], holes[:, 60] = math.nan, math.nan
@@ -377,8 +377,8 @@ def test_places_are_of_the_first_and_of_nan(device, cut):
 
 
 @pytest.mark.parametrize("n", [600, 1024])
-def test_places_in_many_rows(n, device, monkeypatch):
-    """Of which programs take a block after the other, so that the first of equal elements may be in any."""
+def test_indices_in_many_rows(n, device, monkeypatch):
+    """Programs go through blocks, so that the first of equal elements may be in any block."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=4))
     x = torch.randint(9, (9, n), device=device).float()
     x[3, 500:510], x[4], x[5, 255:257] = math.nan, -math.inf, 9
@@ -389,7 +389,7 @@ def test_places_in_many_rows(n, device, monkeypatch):
     assert served("max.dim") and served("min.dim") and served("argmax") and served("argmin")
 
 
-def test_a_wide_row_has_64_bit_places(device, monkeypatch):
+def test_a_wide_row_has_64_bit_indices(device, monkeypatch):
     monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
     x = torch.arange(40.0, device=device).flip(0)
     with tritonite.use_gems():
@@ -498,7 +498,7 @@ def test_one_stride_serves_what_several_dimensions_share():
     assert space.shapes == ((2,), (36,)) and space.kept[0][0] == (144,)
 
 
-def test_weights_of_parts_leave_elements_in_vectors():
+def test_weights_of_channel_groups_leave_elements_in_vectors():
     x, weight = torch.empty(3, 2, 8, 7, dtype=torch.float16), torch.empty(1, 2, 8, 1).expand(3, 2, 8, 7)
     space = RowSpace.of((x, weight), (2, 3), (x,), (), False)
     assert space.aligned == 8 and space.vector_width == 8 and space.segment == 1 and space.full_operands == 2
@@ -506,7 +506,7 @@ def test_weights_of_parts_leave_elements_in_vectors():
 
 @pytest.mark.parametrize("width", [16, 17, 40])
 def test_columns_of_many_blocks(width, device, monkeypatch):
-    """By loads of 16 bytes or of an element, which come a block ahead; with a last block that is whole, and one not."""
+    """Loads of 16 bytes or of an element are prefetched by a block, with a full or a partial last block."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=256, programs=1))
     for x in (torch.randn(128, width, device=device), torch.randint(9, (101, width), device=device).float()):
         expected = x.min(0), x.sum(0), x.logsumexp(0)
@@ -518,7 +518,7 @@ def test_columns_of_many_blocks(width, device, monkeypatch):
 @pytest.mark.parametrize("programs", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_columns_whose_elements_are_grouped(dtype, programs, device, monkeypatch):
-    """Several of a column's elements in a thread, the last of which there are not; groups of infinities, and of nan."""
+    """A thread has several elements of a column, and the last are masked; groups may hold infinities or nan."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=programs))
     for shape in ((200, 40), (201, 33), (4101, 64)):
         x = torch.randn(shape, device=device).to(dtype)
@@ -566,18 +566,6 @@ def cut_for_transform(x, inputs, dim, traits):
     return cut
 
 
-def test_few_short_rows_are_for_more_threads(monkeypatch):
-    """A thread has no more elements of few rows than of many."""
-    monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    traits = blocks.RowTraits(2, True, 1, torch.float32)
-    found = []
-    for count in (300, 18_727, 2**20):
-        x = torch.empty(count, 17, dtype=torch.float16, device="meta")
-        cut = cut_for_transform(x, (x,), 1, traits)
-        found.append(cut.rows * cut.columns // cut.warps)
-    assert found == sorted(found) and found[0] < found[-1]
-
-
 @libentry()
 @triton.jit
 def _divide(x, out, sizes, COUNT: tl.constexpr):
@@ -597,7 +585,7 @@ def test_quotients_by_a_product(divisor, device):
 
 @pytest.mark.parametrize("long", [False, True], ids=["32 bits", "64 bits"])
 def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
-    """What the place in a row times its stride is, of an operand that lies across the other."""
+    """The product of index and stride needs 64 bits, for an operand that is transposed."""
     if long:
         monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
     x, y = torch.randn(2, 1301, 1303, device=device)
@@ -618,7 +606,7 @@ def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
         (35, torch.float16, 0),
     ],
 )
-def test_rows_in_several_parts_are_aligned_where_each_is(part, dtype, aligned):
+def test_rows_in_several_slices_are_aligned_if_each_is(part, dtype, aligned):
     x = torch.empty(16, 3, part, dtype=dtype)
     assert RowSpace.of((x,), (0, 2), (), (), False).aligned == aligned
 
@@ -634,11 +622,11 @@ if not FULL:
 
 
 @pytest.mark.parametrize(("n", "dtype", "programs"), BEGINNINGS, ids=str)
-def test_rows_that_begin_in_the_middle_of_words(n, dtype, programs, device, monkeypatch):
-    """Of whole words, but for what is before the first and behind the last; also where a word is all that is left."""
+def test_misaligned_rows(n, dtype, programs, device, monkeypatch):
+    """Misaligned rows are read by vectors, except before the first vector boundary and behind the last."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
-    # One row more than there are places in a word where one may begin.
+    # One row more than there are misalignments.
     rows = 16 // dtype.itemsize + 1
     storage = torch.randn(rows, n + 1, device=device).to(dtype)
     for x in (storage.view(-1)[: rows * n].view(rows, n), storage[:, :n], storage[:, 1:]):
@@ -655,9 +643,9 @@ def test_rows_that_begin_in_the_middle_of_words(n, dtype, programs, device, monk
 
 
 def test_rows_are_shifted_in_place(device, monkeypatch):
-    """The last block, which has no whole word, is not what the one before it has been made of already."""
+    """The last block, which has no whole vector, must not read results of the block before it."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32, programs=1))
-    # Of up to 263 elements behind the first whole word the ninth block of 32 has none.
+    # Up to 263 elements behind the first vector boundary leave the ninth block of 32 empty.
     for n in range(256, 275) if FULL else (257, 259, 262, 274):
         x = torch.randn(7, n, device=device)
         expected = x.softmax(1)
@@ -684,7 +672,7 @@ def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
     ("length_and_word", "cut"), with_cuts((100, 4), (102, 2), (104, 8), (101, 8)), indirect=["cut"]
 )
 def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, device, cut):
-    """Where one element does, they are read by whole words as far as there are any."""
+    """If only 1 divides the length, rows are read by whole vectors except for the end."""
     length, word = length_and_word
     x = torch.randn(9 if FULL else 5, 112, device=device).half()[:, :length]
     assert RowSpace.of((x,), (1,), (torch.empty_like(x),), (), False).vector_width == word
@@ -701,8 +689,8 @@ def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, devi
     + ([((250, 33), torch.float32), ((250, 33), torch.bfloat16)] if FULL else [((168, 49), torch.float32)]),
     ids=str,
 )
-def test_many_rows_in_the_middle_of_words(shape, dtype, device, monkeypatch):
-    """By themselves, beside a gradient that lies upright, and with weights, on a device that such rows are long for."""
+def test_many_misaligned_rows(shape, dtype, device, monkeypatch):
+    """Misaligned rows are alone, with a column-major gradient, or with weights, on a device for which they are long."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=128, programs=1))
     x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
     gradient = torch.randn(shape[::-1], device=device).to(dtype).mT
@@ -715,26 +703,13 @@ def test_many_rows_in_the_middle_of_words(shape, dtype, device, monkeypatch):
     assert served("_softmax") and served("native_layer_norm") and served("_log_softmax_backward_data")
 
 
-def test_few_upright_rows_are_for_many_programs(monkeypatch):
-    """The fewer there are the fewer a program has, but of rows beside each other as many as a read of 32 bytes has."""
-    monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    traits = blocks.RowTraits(2, False, 2, torch.float32)
-    found = []
-    for shape in ((31, 1781, 5), (5000, 1781, 5), (31, 1781, 64)):
-        x = torch.empty(shape, dtype=torch.float16, device="meta")
-        found.append(cut_for_transform(x, (x, x), 1, traits))
-    few, many, beside = found
-    assert few.rows < many.rows and few.programs * few.splits >= nvidia.RECORD.programs // 8
-    assert beside.rows * 2 >= 32
-
-
-# Of 17 elements or 18 a row has nine tiny blocks, enough for several programs.
+# A row of 17 or 18 elements has nine tiny blocks, enough for several programs.
 UPRIGHT = [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)]
 UPRIGHT = UPRIGHT if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), ((18, 17), 1)]
 
 
 @pytest.mark.parametrize(("shape_and_beside", "cut"), with_cuts(*UPRIGHT), indirect=["cut"])
-def test_upright_rows_are_read_by_what_divides_all_strides(shape_and_beside, device, cut):
+def test_columns_are_read_by_the_width_that_divides_all_strides(shape_and_beside, device, cut):
     shape, beside = shape_and_beside
     for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
         x = x[..., : shape[-1]]
@@ -751,8 +726,8 @@ def test_upright_rows_are_read_by_what_divides_all_strides(shape_and_beside, dev
     + ([((96, 33), torch.float16), ((97, 33), torch.bfloat16), ((3, 64, 15), torch.bfloat16)] if FULL else []),
     ids=str,
 )
-def test_upright_halves_that_come_one_by_one(shape, dtype, device, monkeypatch):
-    """By several blocks of a program, of which the next is on its way, and all whole or the last in part."""
+def test_16_bit_columns_loaded_one_by_one(shape, dtype, device, monkeypatch):
+    """16-bit columns are loaded by elements, in several prefetched blocks, the last of which is full or partial."""
     tiny = dataclasses.replace(devices.current, row_elements=64, row_columns=16, programs=4)
     monkeypatch.setattr(devices, "current", tiny)
     x = torch.randn(shape, device=device).to(dtype)
@@ -781,8 +756,8 @@ def test_upright_halves_that_come_one_by_one(shape, dtype, device, monkeypatch):
     if FULL
     else [(9, 33, 8, 1), (9, 33, 8, 512), (3, 100, 2, 8), (3, 100, 2, 512), (3, 100, 7, 1)],
 )
-def test_upright_rows_of_few_neighbours(count, length, beside, programs, device, monkeypatch):
-    """By programs that have all neighbours, in blocks, or of a small space some of them, or one, held as a whole."""
+def test_columns_of_few_kept_elements(count, length, beside, programs, device, monkeypatch):
+    """A program has all kept elements in blocks, or in a small space some of them with whole columns."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
     grad, x = torch.randn(2, count, length, beside, device=device)
@@ -797,8 +772,8 @@ def test_upright_rows_of_few_neighbours(count, length, beside, programs, device,
 
 
 @pytest.mark.parametrize("programs", [1, 8, 512])
-def test_upright_rows_with_gaps_between_them(programs, device, monkeypatch):
-    """Those in the same sector of memory are for the same program."""
+def test_columns_with_gaps(programs, device, monkeypatch):
+    """Columns in the same memory sector belong to the same program."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
     x = torch.randn(*((3, 100) if FULL else (2, 60)), 6, 2, device=device)[:, :, ::2]
@@ -852,22 +827,8 @@ def test_columns_of_one_element_in_memory(shape, device):
     assert served("_softmax") and served("_softmax_backward_data")
 
 
-def test_threads_have_short_columns_and_load_16_bytes(monkeypatch):
-    """As many as fill the device; longer ones where that leaves it empty have more than a thread each."""
-    monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    for dtype, each in ((torch.float16, 8), (torch.float32, 4)):
-        x = torch.empty(32, 2, 64, 56, 56, dtype=dtype, device="meta")
-        chosen = blocks.for_reduction(RowSpace.of((x,), (1,), (), (), False), 1)
-        assert (chosen.rows, chosen.columns, chosen.warps, chosen.steps) == (128 * each, 2, 4, 1)
-    small = torch.empty(3, 2, 1000, device="meta")
-    assert blocks.for_reduction(RowSpace.of((small,), (1,), (), (), False), 1).warps == 1
-    few = torch.empty(3, 30, 1000, device="meta")
-    space = RowSpace.of((few,), (1,), (), (), False)
-    assert not blocks.for_reduction(space, 1).meta_fields(space)["row_per_thread"]
-
-
-def test_pairs_of_odd_rows_are_beside_each_other():
-    """What the compiler is told of pairs holds, and where rows are not next to each other it is told of none."""
+def test_pairs_of_odd_rows_are_contiguous():
+    """The contiguity hint for pairs holds, and there is none where rows are not contiguous."""
     odd, even, gaps = torch.empty(4, 3, 55), torch.empty(4, 3, 56), torch.empty(4, 3, 110)[..., ::2]
     found = [RowSpace.of((x,), (1,), (), (), False) for x in (odd, even, gaps)]
     assert [space.odd_strides for space in found] == [True, False, False]

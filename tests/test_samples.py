@@ -32,7 +32,7 @@ from tritonite.testing.samples import (
 
 
 def _exceptions():
-    """Those of the device in use; where none is named, the CPU is where they are looked for."""
+    """Yield exceptions for the device in use; those for every device are checked on the CPU."""
     for exception in MAY_DECLINE:
         if (exception.device or "cpu") == tritonite.device:
             yield pytest.param(exception, id=f"{exception.names[0]}-{exception.labels[0]}")
@@ -49,7 +49,7 @@ def _named(exception):
 
 def _check(name, exception, dtype):
     if name in tritonite.overloads() and not WAYS.issuperset(exception.labels):
-        # Of an exception for every label two layouts are enough without the full set.
+        # For an exception with every label two layouts are enough without the full set.
         labels = exception.labels if FULL or exception.labels != ("*",) else ("contiguous*", "channels_last*")
         return verify.check_overload(tritonite.overloads()[name], dtype, labels=labels)
     return verify.check_opinfo(name, opinfo.infos()[name], dtype, limit=6)
@@ -75,7 +75,7 @@ def test_an_exception_is_needed(exception, monkeypatch):
 
 @pytest.mark.parametrize("exception", MAY_DECLINE, ids=lambda exception: exception.names[0])
 def test_an_exception_names_what_exists(exception):
-    """That of another device too."""
+    """Exceptions for another device are checked as well."""
     assert all(fnmatch.filter(_named(exception), glob) for glob in exception.names)
 
 
@@ -85,7 +85,7 @@ def test_exceptions_are_few():
 
 @pytest.fixture
 def declining(monkeypatch):
-    """Makes an operator's kernels decline what a condition on its arguments asks for, not replay what others ran."""
+    """Make an operator decline calls whose arguments meet a condition, and forget its plans."""
     forgotten = set()
 
     def forget(name):
@@ -118,6 +118,7 @@ def test_a_decline_fails(name, declining):
     assert {f"{label}: declined: {name}: a whim" for label in declined} == set(report.failures)
 
 
+@pytest.mark.declines("the test declines")
 @pytest.mark.skipif(tritonite.device == "cuda", reason="ATen has products of integers on CPUs alone")
 def test_a_decline_of_what_no_kernel_is_for_does_not(declining):
     declining("mm", lambda *_: True)
@@ -125,6 +126,7 @@ def test_a_decline_of_what_no_kernel_is_for_does_not(declining):
     assert report.samples == len(report.declined) == 1 and not report.served and not report.failures
 
 
+@pytest.mark.declines("the test declines")
 def test_an_excuse_is_for_its_reason_alone(declining, monkeypatch):
     excuse = MayDecline(("exp",), ("zero_dim",), "a whim", "for a test")
     monkeypatch.setattr(verify, "MAY_DECLINE", [excuse])
@@ -138,6 +140,7 @@ def test_an_excuse_is_for_its_reason_alone(declining, monkeypatch):
     assert check(labels=("zero_dim",)).failures
 
 
+@pytest.mark.declines("the test declines")
 def test_a_function_of_which_all_samples_decline_fails(declining):
     info = opinfo.infos()["exp"]
     declining("exp", lambda *_: True)
@@ -153,8 +156,8 @@ def test_what_never_reaches_a_kernel_is_declined(monkeypatch):
     assert report.failures == [f"zero_dim: declined: exp: {NOT_REACHED}"]
 
 
-def test_what_is_made_on_another_device_tells_nothing(monkeypatch):
-    """As what a factory makes on the CPU that no device is given, where kernels are for a GPU."""
+def test_results_on_another_device_are_ignored(monkeypatch):
+    """A factory without a device makes tensors on the CPU, while kernels are for a GPU."""
     made = [types.SimpleNamespace(input=1, args=(3, 4), kwargs={"device": "meta"}, transform=lambda _: made[0])]
     monkeypatch.setattr(opinfo, "sample_inputs", lambda *_, **__: iter(made))
     info = types.SimpleNamespace(
@@ -213,7 +216,7 @@ def test_batch_norm_has_a_reference_in_every_layout(name):
     "name", ["native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out"]
 )
 def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
-    """Into those of half types ATen's kernels for GPUs write what they have of float32, and read it back wrongly."""
+    """ATen's kernels for GPUs write float32 statistics into 16-bit outputs, and read them back wrongly."""
     op = tritonite.overloads()[name]
     packet, _, form = name.partition(".")
     functional = getattr(getattr(torch.ops.aten, packet), "no_stats" if "no_stats" in form else "default")
@@ -225,7 +228,7 @@ def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
 
 
 def test_what_is_written_is_judged_by_the_familys_reference(monkeypatch):
-    """Which knows of no destinations."""
+    """The reference has no outputs."""
     asked = []
 
     def reference(self):
@@ -242,7 +245,7 @@ def test_what_is_written_is_judged_by_the_familys_reference(monkeypatch):
 
 
 def test_no_sign_is_asked_of_a_product_that_is_0():
-    """Nor of any product that ATen has a library for; an outer product is ATen's own."""
+    """Signs of zeros are not compared for products by libraries; an outer product is ATen's own."""
     products = {op.packet for op in tritonite.overloads().values() if op.family == "matmul"}
     assert {packet for packet in products if compares_zero_sign(packet)} == {"addr", "_int_mm"}
 
@@ -252,8 +255,8 @@ def test_long_attention_has_the_same_reference_head_by_head(biased, monkeypatch)
     query, key, value, grad = (torch.randn(2, n, 11, 8, dtype=torch.float64) for n in (4, 2, 2, 4))
     bias = torch.randn(2, 1, 11, 11, dtype=torch.float64) if biased else None
     found = []
-    for most in (attention._MOST_SCORES, 1):
-        monkeypatch.setattr(attention, "_MOST_SCORES", most)
+    for most in (attention._MAX_SCORES, 1):
+        monkeypatch.setattr(attention, "_MAX_SCORES", most)
         operands = [x.detach().requires_grad_() for x in (query, key, value, *([bias] if biased else []))]
         out, logarithms = attention._attended(*operands[:3], operands[3] if biased else None, not biased, False, None)
         found.append((out, logarithms, *torch.autograd.grad(out, operands, grad)))
@@ -262,7 +265,7 @@ def test_long_attention_has_the_same_reference_head_by_head(biased, monkeypatch)
 
 def test_gradients_of_long_attention_keep_the_scores_of_one_head(monkeypatch):
     query, key, value, grad = (torch.randn(2, 4, 11, 8, dtype=torch.float64) for _ in range(4))
-    monkeypatch.setattr(attention, "_MOST_SCORES", 1)
+    monkeypatch.setattr(attention, "_MAX_SCORES", 1)
     kept, most, scores_of = list[weakref.ref[torch.UntypedStorage]](), 0, attention._scores
 
     def counted(*arguments):

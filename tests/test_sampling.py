@@ -27,7 +27,7 @@ from tritonite.ops import sampling
 from tritonite.testing.samples import DRAWN
 
 WIDE = (torch.float32, torch.float64)
-# How many samples there are of what is bounded by their number: by a multiple of this, and in classes of a few each.
+# Sample counts: a factor of sizes, and the samples of tests that count classes.
 MANY, COUNTED = (4, 4000) if FULL else (1, 2000)
 
 
@@ -73,7 +73,7 @@ def test_samples_without_replacement_win_a_race(dtype, state):
         times = _times(weights.numel(), given, dtype).view(shape)
         ratios = (weights.double() / times.double()).to(dtype).double()
         assert drawn.dtype is torch.int64 and drawn.shape == (*shape[:-1], count)
-        # Which of two that are equal comes first ATen does not say; a logarithm may be rounded to another number.
+        # ATen leaves the order of equal ratios open, and logarithms may round differently.
         best = ratios.sort(descending=True, dim=-1).values[..., :count]
         assert ((ratios.gather(-1, drawn) - best).abs() <= 2 * torch.finfo(dtype).eps * best).all()
         assert all(len(set(row.tolist())) == count for row in drawn.view(-1, count))
@@ -82,7 +82,7 @@ def test_samples_without_replacement_win_a_race(dtype, state):
 
 
 def _total(row, lanes):
-    """A row's sum as ATen's threads add it up: each its own, then warps by halves, then those."""
+    """Sum a row in the order of ATen's threads: each thread, then warps by halving, then the warps' sums."""
     padded = np.zeros(-(-len(row) // lanes) * lanes, row.dtype)
     padded[: len(row)] = row
     total = np.zeros(lanes, row.dtype)
@@ -113,7 +113,7 @@ def test_weights_are_added_up_in_atens_order(dtype):
 @on_cpu
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 def test_samples_with_replacement_are_where_uniform_numbers_fall(dtype, state, monkeypatch):
-    # Rows of ATen's grid, of which a device has more: each takes every third row of weights.
+    # ATen's grid has three rows here, each with every third row of weights.
     monkeypatch.setattr(rows_engine, "_ATEN_ROWS", 3)
     for n_rows, n, count in ((1, 1, 5), (2, 10, 300), (8, 1000, 130)):
         weights = torch.rand(n_rows, n, dtype=dtype)
@@ -209,11 +209,11 @@ def test_categories_come_as_often_as_their_weights_say(dtype, device):
     assert _chi_square(values, [x / sum(left) for x in left]) < 4 + 5 * math.sqrt(8)
 
 
-# By elements.
+# Element by element.
 
 
 class Stream:
-    """What cuRAND gives a thread, one number after the other."""
+    """The numbers that cuRAND gives a thread, one by one."""
 
     def __init__(self, seed, offset, thread):
         self.place = (seed, offset // 4, thread)
@@ -230,7 +230,7 @@ class Stream:
         return np.float32(self.word() * 2.0**-32 + 2.0**-33)
 
     def bits(self):
-        """In [0, 1), as ATen asks for binomial samples."""
+        """Return a number in [0, 1), as ATen draws for binomial samples."""
         return np.float32((self.word() & 0xFFFFFF) * 2.0**-24)
 
     def normal(self):
@@ -316,7 +316,7 @@ def _by_gaps(stream, count, p, kind):
 
 
 def _tail(k):
-    """What Stirling's approximation of log(k!) lacks."""
+    """Return the error of Stirling's approximation of log(k!)."""
     return math.lgamma(k + 1) - (0.5 * math.log(2 * math.pi) + (k + 0.5) * math.log(k + 1) - (k + 1))
 
 
@@ -390,7 +390,7 @@ def test_gamma_samples_are_atens(kind, state):
 @on_cpu
 def test_gamma_samples_of_half_types_are_rounded_ones(state, monkeypatch):
     alphas = _concentrations(60, torch.bfloat16)
-    # Which on a CPU ATen does not take.
+    # ATen refuses these dtypes on a CPU.
     monkeypatch.setattr(sampling, "_check", lambda *_, **__: None)
     state(3, 4 * 7)
     wide = torch.where(alphas.float() < 1, 0, alphas.float())
@@ -403,7 +403,7 @@ def test_gamma_samples_of_half_types_are_rounded_ones(state, monkeypatch):
 @on_cpu
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_binomial_samples_are_atens(kind, state):
-    """Eight elements of a thread, 128 apart, take its numbers one after the other."""
+    """A thread draws for eight elements with a stride of 128, one after the other."""
     counts = torch.tensor([0.0, 1.0, 7.0, 30.0, 100.0, 1000.0, 1e5, 3.0]).repeat(136)[:1086].to(_TORCH[kind])
     torch.manual_seed(2)
     p = torch.rand(1086).to(_TORCH[kind])
@@ -422,12 +422,13 @@ def test_binomial_samples_are_atens(kind, state):
             stream = streams.setdefault(thread, Stream(seed, offset, thread))
             with np.errstate(divide="ignore"):
                 expected = binomial_of(stream, (kind(counts[place]), kind(p[place])), kind)
-            # What differs by rounding leaves the thread's later elements other numbers.
+            # A sample that differs by rounding shifts the numbers of the thread's later elements.
             exact += abs(found[place] - expected) <= 1
     assert exact > 0.95 * 1086
     assert (found >= 0).all() and (found <= counts.numpy()).all()
 
 
+@pytest.mark.declines("ATen refuses the rates")
 @on_cpu
 def test_rates_that_are_none_are_atens_to_refuse(device, path):
     with tritonite.use_gems(include="poisson"), pytest.raises(RuntimeError, match="invalid Poisson rate"):
@@ -523,7 +524,7 @@ SAMPLED = {
 @on_gpu
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples_are_atens(name):
-    """But where rounding decides: a few in ten thousand, and values in the last bits."""
+    """Rounding may decide a few of ten thousand samples, and last bits."""
     dtypes, make, call = SAMPLED[name]
     for dtype in dtypes:
         for i, shape in enumerate(GPU_SHAPES):
@@ -548,12 +549,12 @@ def _agree(name, dtype, a, b):
     elif dtype in WIDE or name == "poisson":
         assert (a != b).double().mean() <= 3e-4
     else:
-        # Of half types many ratios are equal, of which ATen says not which it takes.
+        # Many ratios are equal in 16 bits, and ATen chooses any of them.
         assert (a != b).double().mean() <= 0.5
 
 
 def test_zeros_of_gradients_have_atens_sign(device):
-    """Where ATen's series gives nan it has 0, and the other sign of it by the second concentration."""
+    """Where ATen's series is nan the gradient is 0, with a sign that the second concentration decides."""
     x = torch.tensor([0.5277, 0.75, 0.0, -0.0, 0.9], dtype=torch.float64, device=device)
     alpha = torch.tensor([float("inf"), float("inf"), 2.0, 2.0, 1.0], dtype=torch.float64, device=device)
     total = torch.tensor([0.5648, 1.0, 3.0, 3.0, 1.0], dtype=torch.float64, device=device)

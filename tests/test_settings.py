@@ -1,4 +1,4 @@
-"""What is asked of kernels beside which operators run: speed, and bits that do not depend on the rows beside them."""
+"""Settings of kernels besides the choice of operators: faster_only and invariant."""
 
 import dataclasses
 import threading
@@ -86,7 +86,7 @@ def test_outside_any_scope_calls_are_asked_for_what_enable_asks(device, path, ex
     assert seen == [(True, False)] * 2
 
 
-def test_it_is_seen_apart_from_other_declines(device, path, exp_is_slower):
+def test_faster_only_counts_apart_from_other_declines(device, path, exp_is_slower):
     x = torch.rand(5, device=device)
     with tritonite.use_gems():
         assert f"ATen: {ATEN_IS_FASTER}" in tritonite.explain("exp", x)

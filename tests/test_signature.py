@@ -1,4 +1,4 @@
-"""What editors and `help` show of the operators of `tritonite.ops`."""
+"""Signatures of `tritonite.ops` in editors and in `help`."""
 
 import inspect
 from collections.abc import Sequence

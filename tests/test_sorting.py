@@ -55,12 +55,12 @@ def values(dtype, *shape, device):
     elif not dtype.is_signed:
         x = x.abs()
     x = x.to(device, dtype)
-    # Of bfloat16 with a sign ATen's kernels for GPUs have nan first, and on CPUs conversions give it one.
+    # Conversions to bfloat16 on CPUs make negative nans, which ATen's kernels for GPUs put first.
     return x.masked_fill_(x.isnan(), float("nan")) if dtype.is_floating_point else x
 
 
 def identical(a, b):
-    """Whether all bits but those of nan are the same."""
+    """Return whether all bits but those of nan are equal."""
     if not a.is_floating_point():
         return a.shape == b.shape and bool((a == b).all())
     same = (a == b) & (a.signbit() == b.signbit())
@@ -107,7 +107,7 @@ def _sort_pairs(x, places, NETWORK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
 
 
 def test_a_network_of_pairs_sorts(device):
-    """Which the interpreter has another function for."""
+    """The interpreter uses another function instead of the network."""
     x = torch.randint(-3, 3, (4, 16), device=device)
     expected = x.sort(stable=True)
     places = torch.arange(16, device=device).repeat(4, 1)
@@ -121,7 +121,7 @@ _KINDS = {
     "in order": lambda n: torch.arange(n).float().repeat(2, 1),
     "in reverse": lambda n: -torch.arange(n).float().repeat(2, 1),
     "nan": lambda n: torch.full((2, n), float("nan")),
-    # What is small is all in one group.
+    # All small elements are in one group.
     "in one group": lambda n: (torch.arange(n) % 16 != 5).float().repeat(2, 1),
 }
 
@@ -135,7 +135,7 @@ _KINDS = {
 def test_the_first_of_equals_are_taken(kind, dtype, way, device):
     for n, order in ((129, (False, True, False)), (700, (True, False, True))):
         x = _KINDS[kind](n).nan_to_num(float("nan") if dtype.is_floating_point else 1).to(device, dtype)
-        # By turns: the order is in the keys alone.
+        # Orders alternate, because only keys depend on them.
         for k, largest in zip((1, 7, 30), order, strict=True):
             expected = torch.sort(x, dim=1, descending=largest, stable=True)
             with tritonite.use_gems(include="topk"):
@@ -151,7 +151,7 @@ def test_the_first_of_equals_are_taken(kind, dtype, way, device):
     ids=str,
 )
 def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device):
-    """Of which one program sorts no more than there are, half as many, and some that differ in their places alone."""
+    """A fifth or nearly half of a row is selected, by several programs; equal elements keep their order."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
     monkeypatch.setattr(radix, "_HELD", 128 * max(4, dtype.itemsize))
     monkeypatch.setattr(select, "_BLOCK", 64)
@@ -173,7 +173,7 @@ def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device):
 
 
 def test_many_of_a_long_row_of_equals(monkeypatch, device):
-    """Of which all that a program takes at a time is taken."""
+    """A program selects all elements of a block."""
     monkeypatch.setattr(radix, "_HELD", 4 * 512)
     monkeypatch.setattr(select, "_EACH", 16)
     monkeypatch.setattr(sorting, "_MANY_OF_LONG", 4)
@@ -284,7 +284,7 @@ def test_ends_of_routes(route, descending, device):
     ids=str,
 )
 def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatch, device):
-    """As the largest elements are put in order: fewer are written than there are, and numbers for places."""
+    """A sort stores fewer elements than the row has, and given numbers in place of indices."""
     monkeypatch.setattr(radix, "_BLOCK", 64)
     x = values(dtype, 2, 150 if FULL else 80, device=device)
     given = torch.randint(0, 2**20, x.shape, device=device, dtype=torch.int32)
@@ -378,7 +378,7 @@ def test_elements_by_their_rank(dtype, nan, way, device):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
 def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, monkeypatch, device):
-    """Of rows that a program holds, several of short ones, and by the first digits as by the last."""
+    """A program holds one row or several short ones. The first digits or the last decide."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
     for shape in ((5, 151), (2, 1030)):
         x = values(dtype, *shape, device=device)
@@ -397,7 +397,7 @@ def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, monkeypatch, 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_nan_with_a_sign_is_behind_all_numbers(dtype, shared, monkeypatch, device):
-    """As on CPUs, where ATen's kernels for GPUs have it first."""
+    """CPUs put it last, and ATen's kernels for GPUs first."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=shared))
     x = torch.arange(196.0, dtype=dtype, device=device).view(14, 14)
     x[3] = -torch.tensor(float("nan"), dtype=dtype)
@@ -411,7 +411,7 @@ def test_a_nan_with_a_sign_is_behind_all_numbers(dtype, shared, monkeypatch, dev
 
 
 def test_calls_drawn_for_gpus_have_no_nan_with_a_sign(monkeypatch):
-    """Nor zeros, unless they keep their order."""
+    """Nor do they have negative zeros, unless the sort is stable."""
     x = torch.tensor([1.0, -float("nan"), -0.0])
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, type="cuda"))
     for name in ("median", "sort"):
@@ -542,7 +542,7 @@ def test_limits_of_bins_have_the_precision_of_the_elements(dtype, device, path):
 
 @pytest.mark.parametrize("ptx", [False, True], ids=["in registers", "in shared memory"])
 def test_few_elements_are_counted_by_one_program(ptx, device, monkeypatch):
-    """It writes the result, to which several programs add if that is exact; an output with gaps is written last."""
+    """One program stores the result. Several add to it if sums are exact. An output with gaps is copied to last."""
     monkeypatch.setattr(histogram, "_BLOCK", 128)
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
     monkeypatch.setattr(histogram, "zeros", noting := _Noting(histogram.zeros))
@@ -572,7 +572,7 @@ class _Noting:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool], ids=str)
 def test_slices_in_order(dtype, monkeypatch, device):
-    """Of several rounds of merging."""
+    """There are several rounds of merging."""
     monkeypatch.setattr(lexicographic, "_RUNS", 4)
     x = torch.randint(0, 2, (90, 3, 2), device=device).to(dtype)
     # On GPUs slices between others are ATen's, whose layout data decides.
@@ -596,7 +596,7 @@ def test_unique_elements(inverse, way, device):
 
 @pytest.fixture
 def by_bits(monkeypatch):
-    """Vectors of a few hundred elements are told by bits, in several blocks of elements and of words."""
+    """Compare vectors of a few hundred elements by bit sets, in several blocks."""
     kind = devices.current.kind
     slow = radix.SORTING[kind].slower._replace(sets=True)
     monkeypatch.setitem(radix.SORTING, kind, radix.SORTING[kind]._replace(dense=100, slower=slow))
@@ -621,7 +621,7 @@ def test_integers_of_a_range(dtype, counts, by_bits, device):
         low, high = min(max(low, info.min), info.max - 50), max(min(high - 1, info.max), info.min + 50)
         x = torch.randint(low, high, (301,)).to(device, dtype)
         x[6], x[300] = high, low
-        # Of bools kernels give all that is asked for together, as ATen's do on a GPU.
+        # For bools inverse and counts come together, as in ATen on a GPU.
         together = dtype is torch.bool and tritonite.device == "cuda"
         for given, inverse in ((x, together), (x[::2], True)) if high - low < 2000 else ((x, True),):
             expected = torch.unique(given, return_inverse=inverse, return_counts=counts)
@@ -635,7 +635,7 @@ def test_integers_of_a_range(dtype, counts, by_bits, device):
 @pytest.mark.parametrize(
     ("special", "dtype"), some([1.0, -0.0, float("nan"), float("inf")], [torch.float16, torch.bfloat16]), ids=str
 )
-def test_halves_that_their_bits_tell(dtype, special, by_bits, device):
+def test_16_bit_floats_as_bits(dtype, special, by_bits, device):
     # A CPU may give nan a sign, which ATen's kernels for GPUs sort by.
     x = torch.cat([torch.randn(300), torch.tensor([0.0, special, special, -1.0])]).to(device).to(dtype).repeat(2)
     expected = torch.unique(x, return_inverse=True, return_counts=True)
@@ -649,8 +649,8 @@ def test_halves_that_their_bits_tell(dtype, special, by_bits, device):
 
 
 @pytest.mark.parametrize("faster_only", [False, True])
-def test_integers_that_are_far_apart(faster_only, path, by_bits, monkeypatch, device):
-    """They are sorted, or ATen's where that is faster, and so are calls like theirs from then on."""
+def test_integers_of_a_wide_range(faster_only, path, by_bits, monkeypatch, device):
+    """They are sorted, or ATen's if that is faster, and so are later calls with such sizes."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
     monkeypatch.setattr(contract, "_comparing", True)
     near = torch.arange(300, device=device) // 2
@@ -694,7 +694,7 @@ def test_bins_on_either_side_of_where_they_are_counted(ptx, bins, monkeypatch, d
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 100, 1000])
 def test_searches_that_begin_in_shared_memory(dtype, length, monkeypatch, device):
-    """They look at what ATen looks at, so that nan among the bounds leads to the same places."""
+    """The search visits the elements that ATen visits, so that nan among boundaries gives ATen's indices."""
     monkeypatch.setattr(search, "_PROGRAMS", 1)
     monkeypatch.setattr(search, "_QUERIES", 64)
     monkeypatch.setattr(search, "_LEVELS", {4: 6, 8: 5})
@@ -717,7 +717,7 @@ def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
     with tritonite.use_gems(include="unique_consecutive"):
         result = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
         alone = torch.unique_consecutive(x)
-    # Of equal zeros ATen's kernels for GPUs keep the last, and not the first.
+    # ATen's kernels for GPUs keep the last of equal zeros, not the first.
     same = identical if device == "cpu" else functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
     assert same(result[0], expected[0]) and same(alone, expected[0])
     assert torch.equal(result[1], expected[1]) and torch.equal(result[2], expected[2])
@@ -765,7 +765,7 @@ def test_bools_of_which_aten_gives_other_results_are_its_on_gpus(monkeypatch, de
 
 
 def test_a_few_tests_that_are_no_vector_are_atens_to_refuse(device):
-    """It compares all with all, by a view, where it does not sort."""
+    """If ATen does not sort, it compares all pairs through a view."""
     x, tests = torch.arange(9.0, device=device), torch.arange(600.0, device=device).view(-1, 4)[:, :3]
     with tritonite.use_gems(include="isin.Tensor_Tensor", faster_only=False):
         assert torch.isin(x, tests).tolist() == [True, True, True, False, True, True, True, False, True]
@@ -775,8 +775,8 @@ def test_a_few_tests_that_are_no_vector_are_atens_to_refuse(device):
             torch.isin(x, tests[:4])
 
 
-def test_sets_of_nothing_have_places_on_gpus(monkeypatch, device):
-    """ATen's kernels for GPUs give them whether they are asked for or not."""
+def test_empty_sets_have_indices_on_gpus(monkeypatch, device):
+    """ATen's kernels for GPUs return indices whether they are asked for or not."""
     monkeypatch.setattr(sets, "_ON_CPU", False)
     for dtype in (torch.float32, torch.bool):
         found = tritonite.overloads()["_unique2"](torch.empty(0, 3, dtype=dtype, device=device), True, False, True)

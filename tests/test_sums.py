@@ -10,12 +10,12 @@ import tritonite
 from tritonite.engine.indexing import write
 
 SIXTEEN_BITS = [torch.float16, torch.bfloat16]
-# What is added 298 times, so that a sum of the dtype stops growing, or is rounded at every step.
+# A term that is added 298 times: a sum in the dtype would stop growing or round at every step.
 TERM = {torch.float16: 9.0, torch.bfloat16: 1.0}
 
 
 def _updates(dtype, device, columns):
-    """(the tensor, an index with one place twice and all others another, the terms)."""
+    """Return a tensor, row indices (row 2 twice, and row 0 in all others), and the terms."""
     n = 300
     rows = torch.zeros(n, dtype=torch.int64, device=device)
     rows[0], rows[1] = 2, 2
@@ -123,7 +123,7 @@ def test_a_product_is_rounded_once(dtype, device, path):
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 def test_elements_without_updates_keep_their_bits(dtype, device):
-    """In place and in views with gaps, whose other elements are not touched."""
+    """Updates are in place and in views with gaps, whose other elements stay unchanged."""
     memory = torch.randn(40, 6, device=device).to(dtype)
     memory[1] = torch.tensor([-0.0, 0.0, float("inf"), -float("inf"), 1e-7, -0.0], device=device).to(dtype)
     before = memory.clone()
@@ -151,7 +151,7 @@ def test_a_large_target_of_few_updates_is_not_copied():
 @pytest.mark.parametrize("own", [True, False], ids=["own", "without own"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float64], ids=str)
 def test_products_of_many_factors(dtype, own, device):
-    """Of elements, of rows, and of views."""
+    """Factors are elements, rows, and views."""
     x = torch.randint(2, 4, (4, 6), device=device).to(dtype).t()
     elements, rows = torch.randint(0, 2, (300, 3), device=device), torch.randint(0, 6, (256,), device=device)
     factors, slices = (torch.randint(0, 2, shape, device=device) * 2 - 1 for shape in ((300, 3), (256, 4)))
@@ -183,7 +183,7 @@ def test_products_of_many_factors(dtype, own, device):
     indirect=["path"],
 )
 def test_many_updates_an_element(reduce, dtype, device, path):
-    """Most of which leave the element as it is: extrema with nan and infinities, and flags."""
+    """Most updates leave the element unchanged: extrema with nan and infinities, and bools."""
     if dtype is torch.bool and device == "cuda" and reduce != "sum":
         pytest.skip("ATen refuses bools on GPUs")
     drawn = torch.randint(-3, 4, (900,), device=device)

@@ -21,7 +21,7 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
     [(name, dtype) for i, name in enumerate(PACKETS) for j, dtype in enumerate(TOLERANCES) if FULL or (i + j) % 2 == 0],
 )
 def test_references_of_what_cuda_alone_has(name, dtype, tiny_blocks):
-    """What samples are judged by, in every layout."""
+    """The references judge samples in every layout."""
     op, served = tritonite.overloads()[name], set()
     for sample in samples(op, dtype, tritonite.device):
         narrower = dtype is torch.float64 and sample.label.startswith("float32 parameters")
@@ -37,7 +37,7 @@ def test_references_of_what_cuda_alone_has(name, dtype, tiny_blocks):
         exacts = exacts if isinstance(exacts, tuple) else (exacts,)
         results = results if isinstance(results, tuple) else (results,)
         tolerance = TOLERANCES[dtype]
-        # Running statistics are written in place.
+        # Running statistics are updated in place.
         for own, exact in zip((*results, *written.args), (*exacts, *wide.args), strict=True):
             if isinstance(own, torch.Tensor):
                 torch.testing.assert_close(own.double(), exact.double(), atol=tolerance, rtol=tolerance, equal_nan=True)
@@ -52,7 +52,7 @@ def test_references_of_what_cuda_alone_has(name, dtype, tiny_blocks):
 )
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_two_processes_are_one(memory_format, dtype, parameters, tiny_blocks):
-    """Steps with two parts of a batch, as `SyncBatchNorm` takes them, find what batch norm finds of all of it."""
+    """The steps of `SyncBatchNorm` on two shards of a batch give the results of batch norm on the whole batch."""
     ops, eps, momentum = tritonite.overloads(), 1e-3, 0.25
     x, grad = (torch.randn(5, 6, 4, 7, device=tritonite.device).to(dtype) for _ in range(2))
     x, grad = (part.to(memory_format=memory_format) for part in (x + 2, grad))
@@ -102,7 +102,7 @@ def test_what_is_not_asked_for_is_not_there():
                 torch.testing.assert_close(own, other)
     images = torch.randn(3, 4, 5, 2, device=tritonite.device).to(memory_format=torch.channels_last)
     shapes = [tuple(part.shape) for part in reduce(images, images, rows, rows, None, True, False, False)]
-    # As ATen's kernel for channels next to each other has it.
+    # As in ATen's channels-last kernel.
     assert shapes == [(4,), (4,), (0,), (0,)]
 
 
@@ -121,7 +121,7 @@ def test_nothing_overflows_by_a_weight_of_zero():
 
 
 def test_a_gradient_lies_otherwise_than_the_input():
-    """Of which ATen has kernels that read each as it lies, but for a gradient by the input whose channels lie last."""
+    """ATen's kernels read each operand by its strides, except one for channels-last inputs."""
     ops, x = tritonite.overloads(), torch.randn(3, 4, 5, 2, device=tritonite.device)
     grad, rows = torch.randn_like(x), torch.rand(4, device=tritonite.device) + 1
     one, last = torch.full((1,), 30, dtype=torch.int32, device=x.device), torch.channels_last

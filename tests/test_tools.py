@@ -1,4 +1,4 @@
-"""What `make check` relies on beyond the linters."""
+"""The tools of `make check` besides linters."""
 
 import ast
 import importlib.util
@@ -154,7 +154,7 @@ def test_mutants_are_many_in_every_family():
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_the_source(mutant):
-    """In one place, to what is a program still."""
+    """A mutant differs once and still compiles."""
     source = (TOOLS.parent / "tritonite" / mutant.file).read_text()
     changed = mutate.applied(mutant, source)
     assert changed != source

@@ -1,4 +1,4 @@
-"""Tuned tiles: the store that processes share, what is chosen from it, and the candidates."""
+"""Tuned tiles: the store that processes share, the choice from it, and the candidates."""
 
 import dataclasses
 import itertools
@@ -147,11 +147,6 @@ def test_operands_in_the_cache_have_costs_of_their_own(monkeypatch):
         table = _table()[dtype.itemsize]
         near, far = [select.table_for(x._replace(dtype=dtype, result=dtype), DEVICE, True) for x in (small, large)]
         assert (near.costs, far.costs) == (table.cached.costs, table.costs)
-        # From memory a program's few loads would arrive too late; from the cache groups of warps gain nothing by taking
-        # turns, nor two rows of float32 by longer blocks.
-        far_alone = set(far.configs) - set(near.configs)
-        assert all(config.pingpong if dtype is torch.bfloat16 else config.BLOCK_M == 2 for config in far_alone)
-        assert len(far_alone) == (8 if dtype is torch.bfloat16 else 1) and near.costs.launch < far.costs.launch
 
 
 @pytest.fixture
@@ -179,7 +174,7 @@ def _products(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, monkeypatch):
-    """Of a product that takes 10 as it is, and 1 of operands that lie as fast kernels want them."""
+    """A product takes 10 as it is, and 1 with operands in a layout for fast kernels."""
 
     def time(problem, device, descriptors):
         fast = descriptors if dtype.itemsize == 2 else min(problem.a_vector, problem.b_vector) == 16
@@ -193,120 +188,6 @@ def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, m
             monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _, each=each: each * len(sizes))
             expected = wanted if any(wanted) and cost < 9 else (False,) * 3
             assert worth_copying(*operands) == expected
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_only_what_is_unaligned_is_copied(dtype, of_hopper, monkeypatch):
-    """By the device's own model, which some copies are worth to and some are not."""
-    copying, worth = cost_pointers.copying, set()
-    for operands, unaligned in _products(dtype):
-        found = []
-        for factor in (0.0, 1.0, 1e9):
-            monkeypatch.setattr(
-                cost_pointers, "copying", lambda sizes, fixed, factor=factor: factor * copying(sizes, fixed)
-            )
-            found.append(worth_copying(*operands))
-        assert all(could or not copied for copied, could in zip(found[1], unaligned, strict=True))
-        # What is worth its cost is worth less, and nothing is worth any cost.
-        assert any(found[0]) >= any(found[1]) and not any(found[2])
-        worth |= {any(found[1])} if any(unaligned) else set()
-    assert worth == {False, True}
-
-
-def test_it_matters_little_which_operand_of_float32_is_unaligned(of_hopper):
-    """Either is cut into parts in registers, whatever loads bring it there."""
-    aligned = Problem(1, 1024, 1024, 1024, torch.float32, torch.float32, True, False)
-    time = lambda **vectors: select.microseconds(aligned._replace(**vectors), DEVICE, False)
-    first, second, both = time(a_vector=4), time(b_vector=4), time(a_vector=4, b_vector=4)
-    assert time() < first and time() < second < both
-    assert second == pytest.approx(first, rel=0.2) and both < 1.5 * time()
-
-
-@pytest.mark.parametrize("operand", ["a_vector", "b_vector"])
-def test_the_less_a_load_takes_the_longer_halves_take(operand, of_hopper):
-    for problem in itertools.islice(sweep.drawn(torch.float16, 5), 20):
-        if problem.M > 16:
-            times = [select.microseconds(problem._replace(**{operand: each}), DEVICE, False) for each in (16, 8, 4, 2)]
-            assert times == sorted(times) and times[0] < times[-1]
-
-
-@pytest.mark.parametrize("K", [40, 64, 96, 128])
-def test_short_halves_of_few_rows_have_no_more_stages_than_their_blocks_need(K, of_hopper):
-    through_pointers = 0
-    for rows, N, batches, b_inner in itertools.product((4, 16), (72, 1816), (24, 1000), (True, False)):
-        problem = Problem(batches, rows, N, K, torch.float16, torch.float16, True, b_inner)
-        config = select.unstored(problem, DEVICE, True, True)
-        if not config.descriptors:
-            through_pointers += 1
-            blocks = -(-K // config.BLOCK_K)
-            assert config.BLOCK_K <= 64
-            # One more where both of two are to come from memory at once.
-            assert config.num_stages <= blocks + (blocks > 1)
-    assert through_pointers >= 8
-
-
-def test_short_products_in_the_cache_have_many_programs_that_load_all_at_once(of_hopper):
-    short = Problem(264, 40, 24, 128, torch.float16, torch.float16, True, True)
-    for K, blocks in ((24, 1), (56, 2), (64, 1), (128, 2)):
-        config = select.unstored(short._replace(K=K), DEVICE, True, True)
-        assert not config.descriptors and config.BLOCK_K in (32, 64) and config.splits == 1
-        assert config.num_stages <= (1 if -(-K // config.BLOCK_K) == 1 else blocks + 1)
-        assert short.tiles(config) >= 2 * 132
-    # Not of few rows, of what memory has, of a longer K, or where loads take less than 16 bytes.
-    table = _table()[2]
-    tables = [
-        select.table_for(each, DEVICE, descriptors).configs
-        for each, descriptors in (
-            *((short._replace(**changed), True) for changed in ({"M": 16}, {"batches": 9000}, {"K": 136})),
-            (short._replace(a_vector=8), False),
-            (short, False),
-        )
-    ]
-    expected = table.cached, table, table.cached, table.pointers, table.short
-    assert tables == [each.configs for each in expected]
-
-
-def test_programs_do_not_all_read_the_same_few_columns_at_once(of_hopper):
-    of_one_block = 0
-    for problem in itertools.islice(sweep.drawn(torch.float16, 6), 800):
-        config = select.unstored(problem, DEVICE, True, True)
-        if config.transposed and config.BLOCK_M == 64 and config.BLOCK_N + config.MORE_N >= problem.M:
-            of_one_block += 1
-            assert config.BLOCK_N + config.MORE_N < 128
-    assert of_one_block > 10
-
-
-def test_few_programs_wait_for_memory(of_hopper):
-    """A program with few rows, alone on its multiprocessor, takes as long as its blocks need to arrive from memory."""
-    problem = Problem(1, 9, 4096, 5120, torch.float16, torch.float16, True, False)
-    tiles = select.table_for(problem, DEVICE, True).candidates
-    alone = tiles[
-        (tiles["BLOCK_M"] == 16) & (tiles["BLOCK_N"] == 64) & (tiles["BLOCK_K"] == 64) & (tiles["splits"] == 1)
-    ]
-    least = cost_pointers.waiting(problem, alone, gemm_cost.work(problem, alone, 132), 132, FixedCosts())
-    assert least == pytest.approx(80 * FixedCosts().block_latency / 3)
-    config = select.unstored(problem, DEVICE, True, True)
-    assert config.warp_specialize or config.splits > 1
-
-
-@pytest.mark.parametrize(("N", "K"), [(234, 1536), (953, 2048), (4508, 512)])
-def test_one_row_of_float32_in_the_cache_is_on_most_multiprocessors(N, K, of_hopper):
-    problem = Problem(1, 1, N, K, torch.float32, torch.float32, True, True)
-    config = select.unstored(problem, DEVICE, False)
-    assert problem.is_cached and config.BLOCK_M == 1 and problem.tiles(config) * config.splits > 100
-
-
-def test_an_addend_comes_by_tma_where_tiles_are_written_whole(of_hopper):
-    """Where shared memory has room for whole tiles specialised warps have them, and are taken for it."""
-    counts = {True: 0, False: 0}
-    problems = [problem for problem in itertools.islice(sweep.drawn(torch.float16, 11), 300) if problem.M > 64]
-    for problem, by_tma in itertools.product(problems, counts):
-        problem = problem._replace(added=True, added_by_tma=by_tma)
-        config = select.fitting(select.unstored(problem, DEVICE, True, True), problem, DEVICE)
-        if config.warp_specialize and config.splits == 1:
-            counts[by_tma] += 1
-            assert not (by_tma and config.split_store)
-    assert 2 * counts[False] < 3 * counts[True] and counts[False] > 50
 
 
 @pytest.mark.filterwarnings("error")
@@ -323,7 +204,7 @@ def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():
         assert len(set(table.configs)) == len(table.configs)
 
 
-def test_a_table_without_tiles_in_parts_has_none_alike_for_float32(of_hopper, monkeypatch):
+def test_a_table_without_bf16x3_tiles_has_none_alike_for_float32(of_hopper, monkeypatch):
     assert all(select.has_invariant_tiles(dtype, DEVICE) for dtype in (torch.float32, torch.float16))
     assert not select.has_invariant_tiles(torch.float64, DEVICE)
     monkeypatch.setattr(select, "_tables", lambda device: {4: gemm_cost.without_wgmma(_table()[4])})
@@ -361,7 +242,7 @@ def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
         assert all(select.aten_is_faster(problem, DEVICE) is left for problem in problems)
         if not left:
             continue
-        # Where nothing is known of ATen, where there is nothing to multiply, and what tuning has found tiles for, not.
+        # Calls without a model of ATen, without terms, or with tuned tiles are not declined.
         for other in ({"dtype": torch.float32, "result": torch.float32}, {"result": torch.float32}, {"K": 0}):
             assert not select.aten_is_faster(problems[0]._replace(**other), DEVICE)
         store.save(devices.name_of(DEVICE), problems[0].key, Config(64, 64, 64), 1.0)
@@ -377,7 +258,7 @@ def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(mo
         with pytest.raises(Decline, match=ATEN_IS_FASTER):
             mm(a, b)
         assert mm(a[:32], b).shape == (32, 48)
-        # What begins at no multiple of 16 bytes is multiplied in other ways, which no model has compared.
+        # Misaligned operands use other kernels, for which no model compares with ATen.
         assert mm(torch.randn(64, 33, device=DEVICE).bfloat16()[:, 1:], b).shape == (64, 48)
     with contract.under(contract.Settings(faster_only=False, invariant=False)):
         assert mm(a, b).shape == (64, 48)
@@ -447,7 +328,7 @@ cli.app(["tune", "--model", "--seconds", "1", "--jobs", "3"])
 
 @pytest.mark.skipif(tritonite.device == "cpu", reason="there is no GPU to fit the model to")
 def test_the_model_is_fitted_to_this_gpu(tmp_path):
-    """By a process that has not called cuBLAS before."""
+    """The fit runs in a process that has not called cuBLAS before."""
     own = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", _FIT], env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -468,7 +349,7 @@ def test_what_is_timed_through_pointers_has_no_descriptors():
 
 
 def test_rows_that_begin_within_lines_count_for_more():
-    """By how far they are apart: 4,096 halves are whole lines, 4,112 whole sectors, and 4,104 neither."""
+    """A pitch of 4,096 16-bit elements is whole lines, 4,112 whole sectors, and 4,104 neither."""
     lengthy = Problem(1, 1024, 1024, 4096, torch.float16, torch.float16, True, True)
     tiles = gemm_cost.records([Config(64, 128, 128, descriptors=True), Config(64, 128, 128)])
     pitches = (0, 4096, 4112, 4104)

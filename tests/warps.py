@@ -1,7 +1,7 @@
-"""Gluon's language as plain Python, where a group of warps is a thread, a copy another, and blocks are tensors.
+"""Gluon's language in plain Python: a warp group is a thread, a TMA copy is a thread, and blocks are tensors.
 
-What a kernel's source does is tested so without a GPU: that nothing waits forever, and that nothing is read before it
-has come or overwritten before it was used. Copies come late, and products are computed when they are waited for.
+Kernels run so without a GPU, and show deadlocks, reads before a copy has arrived, and writes to buffers in use. Copies
+arrive late, and wgmma products are computed when they are waited for.
 """
 
 import math
@@ -16,7 +16,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 
 class Block(torch.Tensor):
-    """Registers; of layouts nothing is asked but that they are there."""
+    """A block in registers. Its layout exists, and nothing is known of it."""
 
     type = types.SimpleNamespace(layout=types.SimpleNamespace(parent=None))
 
@@ -26,7 +26,7 @@ def block(value, dtype=None):
 
 
 class Shared:
-    """Shared memory, or a part of it."""
+    """Shared memory, or a view of it."""
 
     def __init__(self, memory):
         self.memory, self.shape, self.dtype = memory, memory.shape, memory.dtype
@@ -51,7 +51,7 @@ class Shared:
 
 
 class Pointer:
-    """Elements of a tensor's memory, from its first one on."""
+    """A pointer into a tensor's memory, or a block of pointers, as offsets from the first element."""
 
     def __init__(self, tensor, offset=0):
         first = tensor.storage_offset()
@@ -67,44 +67,44 @@ class Pointer:
             return block(self.memory[int(self.offset)])
         mask, offset = torch.broadcast_tensors(mask, self.offset)
         found = torch.full(mask.shape, other, dtype=self.memory.dtype)
-        found[mask] = self.memory[self.places(offset[mask])]
+        found[mask] = self.memory[self.checked(offset[mask])]
         return block(found)
 
     def store(self, value, mask):
         mask, offset, value = torch.broadcast_tensors(mask, self.offset, value)
-        self.memory[self.places(offset[mask])] = value[mask]
+        self.memory[self.checked(offset[mask])] = value[mask]
 
     @staticmethod
-    def places(offset):
-        """Those of elements, none of which may be before the first: Python would count them from the end."""
+    def checked(offset):
+        """Return offsets as indices, and assert that they are not negative: Python would count from the end."""
         assert (offset >= 0).all()
         return offset.long()
 
 
 class Descriptor:
-    """A tensor in blocks; what is beyond it reads as 0 and is not written."""
+    """A TMA descriptor: elements outside the tensor read as 0 and are not written."""
 
     layout = None
 
     def __init__(self, tensor, block_shape):
         self.tensor, self.block_shape, self.dtype, self.shape = tensor, block_shape, tensor.dtype, tensor.shape
 
-    def part(self, place):
-        slices = zip(self.block_shape, map(int, place), self.tensor.shape, strict=True)
+    def slices(self, offsets):
+        slices = zip(self.block_shape, map(int, offsets), self.tensor.shape, strict=True)
         return tuple([slice(first, min(first + count, end)) for count, first, end in slices])
 
-    def read(self, place):
-        found, part = torch.zeros(self.block_shape, dtype=self.dtype), self.tensor[self.part(place)]
-        found[tuple([slice(count) for count in part.shape])] = part
+    def read(self, offsets):
+        found, inside = torch.zeros(self.block_shape, dtype=self.dtype), self.tensor[self.slices(offsets)]
+        found[tuple([slice(count) for count in inside.shape])] = inside
         return found
 
-    def write(self, place, value):
-        part = self.tensor[self.part(place)]
-        part.copy_(value.view(self.block_shape)[tuple([slice(count) for count in part.shape])])
+    def write(self, offsets, value):
+        inside = self.tensor[self.slices(offsets)]
+        inside.copy_(value.view(self.block_shape)[tuple([slice(count) for count in inside.shape])])
 
 
 class Barriers:
-    """Barriers in shared memory, by the addresses of their words."""
+    """Barriers in shared memory, by address. A phase ends with its last arrival and its last byte."""
 
     def __init__(self):
         self.changed, self.known = threading.Condition(), {}
@@ -117,7 +117,7 @@ class Barriers:
         with self.changed:
             state = self.known[barrier.memory.data_ptr()]
             state.pending, state.bytes = state.pending - arrivals, state.bytes + size
-            assert state.pending >= 0, "more arrivals than a phase has"
+            assert state.pending >= 0, "more arrivals than the barrier counts"
             if state.pending == state.bytes == 0:
                 state.phase, state.pending = state.phase + 1, state.count
             self.changed.notify_all()
@@ -133,13 +133,13 @@ class Barriers:
         state = self.known[barrier.memory.data_ptr()]
         with self.changed:
             if pred and not self.changed.wait_for(lambda: state.phase % 2 != phase, timeout=10):
-                raise TimeoutError("a barrier that nothing comes to")
+                raise TimeoutError("a barrier whose phase does not end")
 
 
 class Products:
-    """Asynchronous products, which are computed when they are begun, or when they are waited for and not before.
+    """Asynchronous products, computed when they are issued (`at_once`) or when they are waited for.
 
-    Where they may be `in_flight` behind a wait, what they are added to is one that has not been waited for.
+    With `in_flight` a kernel may pass a wait while products that are its dependencies are still outstanding.
     """
 
     in_flight = False
@@ -147,14 +147,14 @@ class Products:
     def __init__(self, at_once):
         self.at_once, self.own = at_once, threading.local()
 
-    def begin(self, a, b, total, use_acc=True, is_async=False):
+    def begin(self, a, b, acc, use_acc=True, is_async=False):
         assert is_async
         memory = lambda x: (x.memory if isinstance(x, Shared) else x).float()
         product = types.SimpleNamespace(value=None)
 
         def compute():
-            # Which may be a product that is still under way.
-            before = total.value if isinstance(total, types.SimpleNamespace) else total
+            # An accumulator may be an outstanding product.
+            before = acc.value if isinstance(acc, types.SimpleNamespace) else acc
             product.value = block(torch.Tensor(memory(a) @ memory(b)) + (before if use_acc else 0))
 
         self.own.__dict__.setdefault("begun", []).append((product, compute))
@@ -176,9 +176,10 @@ class Products:
 
 
 def device_functions(*modules):
-    """Those that modules define or import."""
+    """Return the device functions that modules define or import."""
     values = [value for module in modules for value in vars(module).values()]
-    return [value.fn for value in values if isinstance(value, (GluonJITFunction, InterpretedFunction))]
+    functions = [value.fn for value in values if isinstance(value, (GluonJITFunction, InterpretedFunction))]
+    return functions + [value for value in values if isinstance(value, type) and hasattr(value, "_fields")]
 
 
 def named_tuples(*modules):
@@ -196,14 +197,14 @@ def number(value):
 
 
 class Kernel:
-    """A kernel's source as a Python function, beside the device functions that it calls.
+    """A kernel's source as a Python function, together with the device functions that it calls.
 
-    `given` are further names that these see, in place of those of a GPU. A call is one program.
+    `given` are further names that replace those of a GPU in these functions. A call runs one program.
     """
 
     def __init__(self, kernel, helpers, at_once, **given):
         self.barriers, self.products = Barriers(), Products(at_once)
-        self.leaving, self.failed, self.program = threading.local(), [], 0
+        self.stores, self.failed, self.program = threading.local(), [], 0
         language = self.language()
         self.scope = {}
         for helper in helpers:
@@ -214,7 +215,7 @@ class Kernel:
             "mbarrier": self.barriers,
             "tma": types.SimpleNamespace(store_wait=self.store_wait),
             "load": self.load,
-            "store": lambda *result: self.leaving.__dict__.setdefault("results", []).append(result),
+            "store": lambda *result: self.stores.__dict__.setdefault("results", []).append(result),
             "warpgroup_mma": self.products.begin,
             "warpgroup_mma_wait": self.products.wait,
             "fence_async_shared": lambda: None,
@@ -226,6 +227,9 @@ class Kernel:
 
     def of_this_scope(self, function):
         name = function.__name__
+        if isinstance(function, type):
+            self.scope[name] = function
+            return function
         self.scope[name] = types.FunctionType(function.__code__, self.scope, name)
         return self.scope[name]
 
@@ -233,20 +237,20 @@ class Kernel:
         self.program = program
         self.function(*args, **kwargs)
 
-    def load(self, descriptor, place, barrier, to):
+    def load(self, descriptor, offsets, barrier, to):
         def copy():
             _later()
-            to.memory.copy_(descriptor.read(place))
+            to.memory.copy_(descriptor.read(offsets))
             self.barriers.change(barrier, 0, -to.memory.numel() * to.memory.element_size())
 
         threading.Thread(target=copy).start()
 
     def store_wait(self, pendings):
-        """Results leave no sooner than they are waited for."""
-        results = self.leaving.__dict__.setdefault("results", [])
+        """Write results no sooner than they are waited for."""
+        results = self.stores.__dict__.setdefault("results", [])
         while len(results) > pendings:
-            descriptor, first, source = results.pop(0)
-            descriptor.write(first, source.memory)
+            descriptor, offsets, source = results.pop(0)
+            descriptor.write(offsets, source.memory)
 
     def warp_specialize(self, partitions, warps, registers):
         def guarded(function, given):

@@ -67,7 +67,7 @@ def digests(names: list[str], part: str) -> Iterator[Kernel]:
         self.binary_ext = "ptx"
 
     CUDABackend.add_stages, CUDABackend.__init__ = to_ptx, ending_with_ptx
-    for label, specialization, chosen in targets.matrix(names, False, part_of(part)):
+    for label, specialization, chosen, _ in targets.matrix(names, False, part_of(part)):
         cuda = [name for name in chosen if name.startswith("sm_")]
         sampled = int(hashlib.sha256(label.encode()).hexdigest(), 16) % SAMPLED == 0
         for target in ["sm_90"] + ["sm_80"] * (sampled and "sm_80" in cuda):

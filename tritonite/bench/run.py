@@ -30,7 +30,7 @@ from tritonite.errors import InvalidProvider
 from tritonite.registry.names import overload_named
 from tritonite.report.explain import declined_unasked
 from tritonite.runtime.stats import Counts, totals
-from tritonite.testing.judge import cancelling, comparable, judge, rounded_terms, terms, to_reference
+from tritonite.testing.judge import comparable, judge, may_cancel, terms, to_reference
 from tritonite.testing.samples import CHOSEN, NOT_REACHED, REFERENCES, Sample, compares_zero_sign
 
 
@@ -229,7 +229,7 @@ def _disagreement(
             exact = exacts[i] if exacts and i < len(exacts) else None
             roundoff = max(scanned, terms(name, sample.args, aten, exact))
             zero_sign = case.pair is None and compares_zero_sign(name)
-            cancels = rounded_terms(name) or ("backward" in name and cancelling(name))
+            cancels = may_cancel(name, gradient="backward" in name)
             verdict = judge(own, aten, exact, zero_sign, tritonite.device, roundoff, cancels)
             if verdict.failure:
                 return f"{each.name} gives another answer than ATen: {verdict.failure}", declined

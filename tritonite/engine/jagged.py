@@ -106,11 +106,10 @@ def _unpad(
             length = tl.load(offsets + i + 1).to(tl.int64) - tl.load(offsets + i).to(tl.int64)
             tl.device_assert((length >= 0) & (length <= longest), "a sequence longer than the padded ones, or below 0")
     exists = mask & (sequence < n_sequences) & (position >= 0) & (position < longest)
-    of_sequence = tl.where(exists, sequence, 0).to(INDEX) * strides[0]
-    of_row = of_sequence + tl.where(exists, position, 0).to(INDEX) * strides[1]
+    begins = tl.where(exists, sequence, 0).to(INDEX) * strides[0] + tl.where(exists, position, 0).to(INDEX) * strides[1]
     column_mask = (column < n_columns)[None, :]
-    pointers = dense + of_row[:, None] + (column * strides[2])[None, :]
-    value = tl.load(pointers, mask=exists[:, None] & column_mask, other=0)
+    column_offset = (column * strides[2])[None, :]
+    value = tl.load(dense + begins[:, None] + column_offset, mask=exists[:, None] & column_mask, other=0)
     tl.store(out + (row * n_columns)[:, None] + column[None, :], value, mask=mask[:, None] & column_mask)
 
 

@@ -1,4 +1,4 @@
-"""Attention over paged caches, as engines that serve language models keep them, and writing to such caches.
+"""Paged attention and writes to paged caches: checks and declarations; the kernels are `engine.attention.paged`'s.
 
 Keys and values of a sequence lie in blocks of a cache that a block table lists, so that no sequence needs memory for
 more than its tokens (Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
@@ -10,26 +10,19 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
-import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import SINGLE_FLOATS
-from tritonite.engine.attention.decode import Paged, attend_to_pages
-from tritonite.engine.iteration import INT32_LIMIT, common_device, never_overlaps_itself, power_of_2
+from tritonite.engine.attention.paged import Paged, attend_to_pages, write_to_pages
+from tritonite.engine.iteration import INT32_LIMIT, common_device, never_overlaps_itself
 from tritonite.errors import Decline
 from tritonite.fused.check import check_device, check_shape
-from tritonite.language.order import wait_for_previous_launch
 from tritonite.ops.matmul import precision_of
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
-from tritonite.runtime.launch import ASSERTING
-from tritonite.runtime.libentry import libentry
 
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST_HEAD = 256
-# The largest number of float8_e4m3fn.
-_MOST = tl.constexpr(448.0)
 
 
 def paged_attention(
@@ -46,35 +39,34 @@ def paged_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """softmax(scale * query @ key.mT) @ value for tokens of sequences whose keys and values lie in paged caches.
+    """Attend tokens of sequences to keys and values in paged caches: softmax(scale * query @ key.mT) @ value.
 
-    The tokens of a call are the last ones of their sequences, and their keys and values are in the caches already:
-    each sees all keys up to its own. Sequences may have one token, which is decoding, or a part of a prompt, in any
-    mixture. Nothing waits for the host, whatever the lengths, so that a CUDA graph serves all that its block table
-    has room for. Products are of query's dtype, with sums in float32.
+    The tokens of a call are the last ones of their sequences, and their keys and values are in the caches already. A
+    token sees all keys of its sequence up to its own. A sequence may have one token, as in decoding, or a chunk of its
+    prompt, in any mixture. No length is read on the host, so a CUDA graph serves every call that fits its block table.
+    Products are in query's dtype with float32 sums.
 
     Args:
-        query: (tokens, heads, head_size) of float16, bfloat16 or float32; a head has at most 256 elements.
+        query: (tokens, heads, head_size) of float16, bfloat16 or float32; head_size is at most 256.
         key_cache: (num_blocks, block_size, num_kv_heads, head_size) of query's dtype or float8_e4m3fn; num_kv_heads
-            divides heads. Of any strides but along the last dimension, as are query and value_cache.
-        value_cache: likewise; its heads may have another size.
-        block_table: (num_seqs, max_blocks) of int32, the blocks of each sequence in order. What is behind those that a
-            sequence needs, or in front of its window, is not looked at.
-        lengths: (num_seqs,) of int32, how many keys each sequence has, those of this call's tokens included.
-        cu_seqlens: (num_seqs + 1,) of int32, where the tokens of each sequence begin in query, and where those of the
-            last end; tokens behind it get 0. None where each sequence has one token.
-        key_scale: one element, or one for each of num_kv_heads, of float32: what is in the cache times it is the key.
-            None for 1.
-        value_scale: likewise; given where key_scale is.
-        scale: what scores are multiplied by; None for 1 / sqrt(head_size).
+            divides heads. The last dimension of query and caches must be contiguous; other strides are free.
+        value_cache: the same, where the head size may differ.
+        block_table: int32, (num_seqs, max_blocks): the blocks of each sequence in order. Entries behind a sequence's
+            last block, and before its window, are not read.
+        lengths: int32, (num_seqs,): keys of each sequence, this call's tokens included.
+        cu_seqlens: int32, (num_seqs + 1,): the first token of each sequence in query, and the end of the last; tokens
+            behind it get 0. None if each sequence has one token.
+        key_scale: float32, one element or (num_kv_heads,): the factor from the cache's numbers to keys. None for 1.
+        value_scale: the same for values; given if key_scale is.
+        scale: factor of scores; None for 1 / sqrt(head_size).
         softcap: scores become softcap * tanh(score / softcap); None or 0 for no cap.
-        window: how many keys a token sees, its own included; None for all.
+        window: keys that a token sees, its own included; None for all.
 
-    Returns a contiguous (tokens, heads, value's head_size) of query's dtype; 0 for tokens that see no key.
+    Returns a contiguous (tokens, heads, value head size) tensor of query's dtype; 0 for tokens that see no key.
 
     Raises errors.Unsupported for other shapes or dtypes, for tensors on several devices, for float8 caches on devices
-    that do not have the dtype, and where a gradient is asked for. Blocks that the caches do not have, and lengths for
-    which the block table has no room, stop the program, as an index out of range does.
+    without float8_e4m3fn, and if a gradient is required. Blocks that the caches do not have, and lengths that exceed
+    the block table, stop the program, as an index out of range does.
 
     Source: Kwon et al. 2023; Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
@@ -94,23 +86,23 @@ def reshape_and_cache(
     key_scale: torch.Tensor | None = None,
     value_scale: torch.Tensor | None = None,
 ) -> None:
-    """Write keys and values of tokens to their slots of paged caches, in one launch.
+    """Write keys and values of tokens to their slots in paged caches, in one launch.
 
-    Slot s is row s % block_size of block s // block_size. Of tokens that share a slot any one is written.
+    Slot s is row s % block_size of block s // block_size. If tokens share a slot, any one of them is written.
 
     Args:
-        key: (tokens, num_kv_heads, head_size) of float16, bfloat16 or float32, of any strides.
-        value: likewise, of key's dtype; its heads may have another size.
-        key_cache: (num_blocks, block_size, num_kv_heads, head_size) of key's dtype or float8_e4m3fn, of any strides.
-        value_cache: likewise, of key_cache's dtype.
-        slot_mapping: (tokens,) of int32 or int64, or fewer, for the first tokens alone; those of slot -1 are skipped.
-        key_scale: one element, or one for each of num_kv_heads, of float32: what is written is the key divided by it,
-            and in float8 at most 448. None for 1.
-        value_scale: likewise; given where key_scale is.
+        key: (tokens, num_kv_heads, head_size) of float16, bfloat16 or float32, with any strides.
+        value: the same, of key's dtype; the head size may differ.
+        key_cache: (num_blocks, block_size, num_kv_heads, head_size) of key's dtype or float8_e4m3fn, with any strides.
+        value_cache: the same for value, of key_cache's dtype.
+        slot_mapping: int32 or int64, (tokens,), or shorter, for the first tokens only. Tokens with slot -1 are skipped.
+        key_scale: float32, one element or (num_kv_heads,): keys are divided by it, and clamped to 448 for float8. None
+            for 1.
+        value_scale: the same for values; given if key_scale is.
 
     Raises errors.Unsupported for other shapes or dtypes, for tensors on several devices, for caches whose elements
-    share memory, for float8 caches on devices that do not have the dtype, and, while gradients are recorded, for
-    arguments that require one. Slots that the caches do not have stop the program, as an index out of range does.
+    overlap, for float8 caches on devices without float8_e4m3fn, and, while gradients are recorded, for arguments that
+    require one. Slots that the caches do not have stop the program, as an index out of range does.
 
     Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
     """
@@ -120,7 +112,10 @@ def reshape_and_cache(
 def _check_caches(
     name: str, own: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, value_size: int | None
 ) -> None:
-    """Decline caches that do not fit (tokens, heads, elements) of this name, whose value's heads are of a size."""
+    """Decline caches that do not fit `own`, (tokens, heads, head size), the argument `name`.
+
+    `value_size` is the head size of value_cache, None for any.
+    """
     if own.dtype not in SINGLE_FLOATS:
         raise Decline(f"{name} is {own.dtype}: it may be float16, bfloat16 or float32")
     if own.dim() != 3:
@@ -139,9 +134,9 @@ def _check_caches(
     if not key_cache.shape[1] * key_cache.shape[2]:
         raise Decline(f"key_cache has the shape {tuple(key_cache.shape)}: blocks must have room for a token")
     if not 0 < own.shape[2] <= _LARGEST_HEAD or not 0 < size <= _LARGEST_HEAD:
-        raise Decline(f"heads of {own.shape[2]} and {size} elements: they may have 1 to {_LARGEST_HEAD}")
+        raise Decline(f"heads have {own.shape[2]} and {size} elements: they may have 1 to {_LARGEST_HEAD}")
     if key_cache.dtype is _FLOAT8 and not devices.has_float8(own.device):
-        raise Decline("this device has no float8_e4m3fn: give caches of a half type")
+        raise Decline("this device has no float8_e4m3fn: give caches of float16 or bfloat16")
     check_device("key_cache", key_cache, name, own)
     check_device("value_cache", value_cache, name, own)
 
@@ -166,7 +161,7 @@ def _check_index(name: str, tensor: torch.Tensor, dim: int, shape: str, own: tor
     if tensor.dim() != dim:
         raise Decline(f"{name} has the shape {tuple(tensor.shape)}: it must be {shape}")
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-        raise Decline(f"{name} has elements that are not next to each other: make it contiguous")
+        raise Decline(f"the last dimension of {name} is not contiguous: make it contiguous")
     check_device(name, tensor, first, own)
 
 
@@ -183,12 +178,12 @@ def _check(
     window: int | None,
 ) -> None:
     _check_caches("query", query, key_cache, value_cache, None)
-    shared, sequences = key_cache.shape[2], block_table.shape[0] if block_table.dim() else 0
-    if query.shape[1] % shared:
-        raise Decline(f"query has {query.shape[1]} heads and key_cache {shared}: the latter must divide the former")
+    kv_heads, sequences = key_cache.shape[2], block_table.shape[0] if block_table.dim() else 0
+    if query.shape[1] % kv_heads:
+        raise Decline(f"key_cache has {kv_heads} heads, which must divide the query's {query.shape[1]}")
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-            raise Decline(f"{name} has heads whose elements are not next to each other: make it contiguous")
+            raise Decline(f"the head dimension of {name} is not contiguous: make it contiguous")
     _check_index("block_table", block_table, 2, "(sequences, blocks)", query, "query")
     _check_index("lengths", lengths, 1, "(sequences,)", query, "query")
     check_shape("lengths", lengths, (sequences,), "one for each row of block_table")
@@ -199,13 +194,16 @@ def _check(
         raise Decline(
             f"query has {query.shape[0]} tokens and block_table {sequences} sequences: give cu_seqlens, or a token each"
         )
-    _check_scales("query", query, shared, key_scale, value_scale)
+    _check_scales("query", query, kv_heads, key_scale, value_scale)
     if softcap is not None and not 0 <= softcap < math.inf:
         raise Decline(f"softcap is {softcap}: it may be None, or a finite number that is not negative")
     if window is not None and window < 1:
         raise Decline(f"window is {window}: a token sees one key at least; None is for all")
     if block_table.shape[1] * key_cache.shape[1] >= INT32_LIMIT or query.shape[0] * query.shape[1] >= INT32_LIMIT:
-        raise Decline("block_table has room for more keys, or query more rows, than are counted: give fewer")
+        raise Decline(
+            f"block_table has room for {block_table.shape[1] * key_cache.shape[1]} keys and query has "
+            f"{query.shape[0] * query.shape[1]} rows: both must be below {INT32_LIMIT}"
+        )
 
 
 def _fake_attention(
@@ -273,62 +271,6 @@ def paged_attention_host(
     return (out,)
 
 
-@triton.jit
-def _write(source, cache, token, page, row, scale, heads, size, strides, HEADS: tl.constexpr, SIZE: tl.constexpr):
-    """Copy a token's heads; `strides` are those of the source (token, head, element), of the cache, of the scale."""
-    columns = tl.arange(0, SIZE).to(tl.int64)[None, :]
-    # Within the loop Triton 3.6 does not know of strides any more.
-    source += token * strides[0][0] + columns * strides[0][2]
-    cache += page * strides[1][0] + row * strides[1][1] + columns * strides[1][3]
-    step, cache_step = strides[0][1], strides[1][2]
-    if scale is not None:
-        scale_step = strides[2]
-    for first in range(0, heads, HEADS):
-        head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
-        mask = (head < heads) & (columns < size) & (page >= 0)
-        values = tl.load(source + head * step, mask=mask, other=0.0)
-        if scale is not None:
-            own = tl.load(scale + head * scale_step, mask=head < heads, other=1.0)
-            values = tl.div_rn(values.to(tl.float32), tl.broadcast_to(own, values.shape))
-        if cache.dtype.element_ty == tl.float8e4nv:
-            values = values.to(tl.float32)
-            values = tl.where(values > _MOST, _MOST, tl.where(values < -_MOST, -_MOST, values))
-        tl.store(cache + head * cache_step, values.to(cache.dtype.element_ty), mask=mask)
-
-
-@libentry()
-@triton.jit(do_not_specialize=["n_slots", "page_size", "heads"])
-def write_to_slots(
-    key,
-    value,
-    key_cache,
-    value_cache,
-    slots,
-    scales,
-    strides,
-    n_slots,
-    page_size,
-    heads,
-    sizes,
-    HEADS: tl.constexpr,
-    SIZES: tl.constexpr,
-):
-    """A program writes a token; `strides` are those of keys, of values, each as `_write` has them, and of slots."""
-    wait_for_previous_launch()
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token * strides[2]).to(tl.int64)
-    inside = (slot >= 0) & (slot < n_slots)
-    tl.device_assert(inside | (slot < 0), "a slot that the caches do not have")
-    page = tl.where(inside, slot // page_size, -1)
-    row = slot % page_size
-    if scales is not None:
-        _write(key, key_cache, token, page, row, scales[0], heads, sizes[0], strides[0], HEADS, SIZES[0])
-        _write(value, value_cache, token, page, row, scales[1], heads, sizes[1], strides[1], HEADS, SIZES[1])
-    else:
-        _write(key, key_cache, token, page, row, None, heads, sizes[0], strides[0], HEADS, SIZES[0])
-        _write(value, value_cache, token, page, row, None, heads, sizes[1], strides[1], HEADS, SIZES[1])
-
-
 def _check_write(key, value, key_cache, value_cache, slot_mapping, key_scale=None, value_scale=None):
     _check_caches("key", key, key_cache, value_cache, value.shape[2] if value.dim() == 3 else None)
     check_shape("key", key, (key.shape[0], key_cache.shape[2], key.shape[2]), "as many heads as key_cache")
@@ -361,26 +303,6 @@ def reshape_and_cache_host(key, value, key_cache, value_cache, slot_mapping, key
     common_device((key, value, slot_mapping), (key_cache, value_cache))
     if not all(never_overlaps_itself(each.shape, each.stride()) for each in (key_cache, value_cache)):
         raise Decline("key_cache or value_cache has elements that share memory: make it contiguous")
-    tokens, (n_pages, page, heads, size), value_size = slot_mapping.shape[0], key_cache.shape, value.shape[2]
-    if not tokens:
-        return ()
     scales = None if key_scale is None else (key_scale, value_scale)
-    steps = (0, 0) if scales is None else tuple([each.stride(0) if each.numel() > 1 else 0 for each in scales])
-    padded = power_of_2(size), power_of_2(value_size)
-    write_to_slots[(tokens,)](
-        *(key, value, key_cache, value_cache, slot_mapping, scales),
-        strides=(
-            (key.stride(), key_cache.stride(), steps[0]),
-            (value.stride(), value_cache.stride(), steps[1]),
-            slot_mapping.stride(0),
-        ),
-        n_slots=n_pages * page,
-        page_size=page,
-        heads=heads,
-        sizes=(size, value_size),
-        HEADS=max(1, min(power_of_2(heads), devices.current.row_elements // max(padded))),
-        SIZES=padded,
-        num_warps=4,
-        **ASSERTING,
-    )
+    write_to_pages(key, value, key_cache, value_cache, slot_mapping, scales)
     return ()

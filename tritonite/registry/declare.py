@@ -273,4 +273,6 @@ def library_operator(
 
 
 def _family(function: Callable[..., Any]) -> str:
-    return function.__module__.rpartition(".")[2]
+    module = function.__module__
+    # A family may be a package of modules.
+    return module.split(".")[2] if module.startswith("tritonite.ops.") else module.rpartition(".")[2]

@@ -1,1 +1,1 @@
-"""How results are judged, on which inputs: used by the project's tests and by `tritonite verify`."""
+"""The judge of results, samples and the fuzzer: used by the project's tests and by `tritonite verify`."""

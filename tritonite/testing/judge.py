@@ -1,8 +1,7 @@
-"""Judging a result against ATen's float64 one on the same rounded inputs."""
+"""Comparison of a result with ATen's, and with ATen's in float64 on the same rounded inputs."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,24 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from tritonite import registry
 from tritonite.runtime import contract, native
-from tritonite.testing.samples import CHOSEN, RANDOM, UNWRITTEN
-
-# A dtype's resolution; and what is forgiven near zero: half a dozen roundings of intermediate values of order 1.
-RTOL = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-12}
-ATOL = {torch.float16: 5e-7, torch.bfloat16: 5e-7, torch.float32: 5e-7, torch.float64: 1e-14}
+from tritonite.testing.samples import CANCELLING, CHOSEN, RANDOM, ROUNDED_TERMS, TERMS, UNWRITTEN, Sums
+from tritonite.testing.tolerances import ATOL, RTOL
 
 
 class Comparable(NamedTuple):
-    """A result, and how much of it is ATen's: its "kind", its "layout" too, or its "values" too."""
+    """A result, and how much of it must equal ATen's: "kind", "layout" as well, or "values" as well."""
 
     value: Any
     extent: str
 
     @property
     def kind(self) -> Any:
-        """The dtype, shape and device of a tensor, and anything else itself."""
+        """The dtype, shape and device of a tensor; anything else as it is."""
         value = self.value
         return (value.dtype, tuple(value.shape), value.device) if isinstance(value, torch.Tensor) else value
 
@@ -37,10 +32,10 @@ class Comparable(NamedTuple):
 def comparable(
     packet: str | None, results: Sequence[Any], arguments: tuple[Sequence[Any], dict[str, Any]] | None = None
 ) -> list[Comparable]:
-    """An operator's results in their places, as they are compared with ATen's: random numbers but for their values, and
-    what ATen leaves as its memory was by its kind.
+    """Return an operator's results with the extent to which each is compared.
 
-    Given the call's `arguments`, by place and by name, what ATen chooses freely is replaced by what it stands for.
+    Values of random numbers are not compared. Results that ATen leaves uninitialised are compared by kind. Given the
+    positional and keyword `arguments`, ATen's free choices are replaced by what they stand for (`CHOSEN`).
     """
     if arguments is not None and packet in CHOSEN:
         results = CHOSEN[packet](*arguments[0], results=list(results), **arguments[1])
@@ -50,7 +45,7 @@ def comparable(
 
 @dataclass(frozen=True)
 class Verdict:
-    """`failure` is None for a pass; errors are the largest, in eps of the dtype, ours and ATen's own."""
+    """The outcome of a comparison: None or a `failure`, and the largest relative errors, ours and ATen's, in eps."""
 
     failure: str | None = None
     error: float = 0.0
@@ -66,25 +61,28 @@ def judge(
     terms: float = 1.0,
     cancels: bool = False,
 ) -> Verdict:
-    """Compare a result with ATen's, and where it is floating point with the float64 `reference`.
+    """Compare a result with ATen's, and a floating-point result also with the float64 `reference`.
 
-    Shape, dtype and every stride that tells where an element is must be ATen's. An element passes when it is ATen's to
-    the bit (nan for nan, -0.0 for -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own error in
-    it, or twice ATen's largest relative error in elements of its magnitude (a power of two, or one of the next two). A
-    zero has the sign that ATen and the reference agree on, unless `zero_sign` is false. `terms` are the elements that
-    went into each of the result: their roundoff grows with the square root of their number. Where a result `cancels`,
-    within twice ATen's largest error is near enough. A 16-bit result fails, too, where most of its elements are rounded
-    to one side. All is computed on `device`: small tensors on the CPU, because on a GPU every step would wait for the
-    device.
+    Shape, dtype and the strides of dimensions larger than 1 must equal ATen's. An element passes if one of these holds:
+
+    - It has ATen's bits. Any nan equals any nan, and -0.0 differs from 0.0.
+    - It is within `rtol * |reference| + atol * sqrt(terms)`. `terms` is the number of terms of an element.
+    - It is within twice ATen's own error in this element.
+    - Its relative error is at most twice ATen's largest among elements of its binary exponent or the two next to it.
+    - The result `cancels`, and the error is at most twice ATen's largest error.
+
+    A zero must have the sign that ATen and the reference agree on, unless `zero_sign` is false. A 16-bit result also
+    fails if most of its elements are rounded to one side. The comparison runs on `device`; on the CPU it is faster for
+    small tensors, because each step on a GPU waits for the device.
     """
-    for what in ("dtype", "shape"):
-        if getattr(actual, what) != getattr(aten, what):
-            return Verdict(f"{what} {getattr(actual, what)} where ATen gives {getattr(aten, what)}")
+    for name in ("dtype", "shape"):
+        if getattr(actual, name) != getattr(aten, name):
+            return Verdict(f"{name} {getattr(actual, name)} where ATen gives {getattr(aten, name)}")
     if not _same_layout(actual, aten):
         return Verdict(f"strides {actual.stride()} where ATen gives {aten.stride()}")
     if actual.is_complex():
-        parts = [torch.view_as_real(t.resolve_conj()) if t is not None else None for t in (actual, aten, reference)]
-        return judge(parts[0], parts[1], parts[2], device=device, terms=terms)
+        pairs = [torch.view_as_real(t.resolve_conj()) if t is not None else None for t in (actual, aten, reference)]
+        return judge(pairs[0], pairs[1], pairs[2], device=device, terms=terms)
     actual, aten = actual.to(device), aten.to(device)
     reference = None if reference is None else reference.to(device)
     same = _identical(actual, aten)
@@ -93,7 +91,7 @@ def judge(
     dtype = actual.dtype
     eps = torch.finfo(dtype).eps
     wide, wide_aten, exact = actual.double(), aten.double(), reference.double()
-    # What overflows the dtype is infinite in it, and compares as such.
+    # A reference that overflows the dtype counts as infinite.
     exact = torch.where(exact.to(dtype).isinf() & ~wide_aten.isfinite(), exact.to(dtype).double(), exact)
     error, aten_error = (wide - exact).abs(), (wide_aten - exact).abs()
     scale = exact.abs().clamp_min(torch.finfo(dtype).tiny)
@@ -104,7 +102,7 @@ def judge(
     allowed = torch.maximum(RTOL[dtype] * exact.abs() + ATOL[dtype] * terms**0.5, excused)
     own_error = aten_error.where(finite, 0)
     if cancels and own_error.numel():
-        # Of float64 ATen's own is the reference, whose roundoff nothing tells.
+        # In float64 the reference is ATen's own result, whose error is unknown.
         own_error = own_error.max().clamp_min(256 * eps if dtype is torch.float64 else 0.0)
     allowed = torch.maximum(allowed, 2 * own_error)
     signed = (not zero_sign) | (wide != 0) | (wide_aten != 0) | (exact != 0) | (aten.signbit() != exact.signbit())
@@ -119,81 +117,35 @@ def judge(
 def terms(
     packet: str | None, operands: Any, result: torch.Tensor, exact: torch.Tensor | None = None, alpha: float = 1.0
 ) -> float:
-    """How many terms of order 1 have as much roundoff as an element of an operator's `result` may have near 0.
+    """Return how many terms of order 1 have the roundoff that an element of an operator's `result` may have near 0.
 
-    `alpha` is what sums of products are multiplied with, their roundoff too; a small one leaves that of the addend.
+    By default the elements read for each element of the result; `TERMS` has operators that differ. `exact` is the
+    float64 result, and `alpha` the factor of a sum of products.
     """
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
     if not tensors:
         return 1.0
-    if packet in _family("matmul") or rounded_terms(packet):
-        floats = [x.detach().double().abs().nan_to_num(0, 0).clamp_max(1e60) for x in tensors if x.is_floating_point()]
-        sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
-        longest = max((size for x in tensors for size in x.shape), default=1)
-        if packet == "addbmm":
-            # Products of all batches are added up.
-            longest *= max((len(x) for x in tensors if x.dim() == 3), default=1)
-        # Tensor cores cut sums off after each step instead of rounding them (Fasi, Higham, Mikaitis, Pranesh 2021). Of
-        # halves a step adds 16 terms and loses half a unit in the last place in the mean, of a sum that has grown with
-        # the root of the number of terms.
-        cut_off = longest * math.prod(usual[-2:]) / 2
-        if any(x.dtype.itemsize == 2 for x in tensors):
-            squares = sorted(float(torch.linalg.vector_norm(x)) ** 2 / x.numel() for x in floats)
-            grown = (longest * math.prod(squares[-2:])) ** 0.5
-            cut_off = max(cut_off, longest / 16 * grown * 2**-24.5 / ATOL[torch.float16])
-        scale = min(max(1.0, abs(alpha)), 1e60) if math.isfinite(alpha) else 1.0
-        return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2) * scale**2
-    if packet == "polygamma" and result.dtype is torch.float64 and any(bool((x < 0).any()) for x in tensors):
-        # Of even orders, terms of this size cancel halfway between two poles. Narrower dtypes are computed in float64.
-        order = max([n for n in pytree.tree_leaves(operands) if type(n) is int and n % 2 == 0 and n <= 8], default=0)
-        return (math.factorial(order) * 2.0 ** (order + 1)) ** 2 if order > 0 else 1.0
-    read = max(x.numel() for x in tensors)
-    if packet == "bincount":
-        # One bin may have all of them, and atomics add weights in any order.
-        weights = [float(x.double().square().mean().nan_to_num(1, 1)) for x in tensors if x.is_floating_point()]
-        return read * min(max(1.0, *weights), 16.0) if weights else 1.0
-    count = max(1.0, read / max(1, result.numel()))
-    if packet in _family("scan"):
-        return max(count, *result.shape, 1.0)
-    if packet is not None and packet.endswith("norm_backward"):
-        # What is added up are gradients times elements of order 1, and what is left of it has the size of weights, too.
-        gradients = (tensors[0], exact if count == 1 else None)
-        sizes = [float(x.double().square().mean().nan_to_num(1, 1)) for x in gradients if x is not None]
-        return count * min(max(1.0, *sizes), 16.0)
-    if packet not in ("native_group_norm", "native_layer_norm") or exact is None or not exact.isfinite().any():
-        return count
-    # A bias may cancel normalised elements and leave the roundoff of their usual size.
-    return count * max(1.0, float(exact[exact.isfinite()].abs().median())) ** 2
+    count = TERMS.get(packet or "", Sums.per_element)
+    return count(Sums(tensors, operands, result, exact, alpha))
 
 
-def cancelling(packet: str | None) -> bool:
-    """Whether its gradient may be what roundoff left of terms that cancel, as those of rows are."""
-    names = ("softmax", "softmin", "batch_norm", "layer_norm", "group_norm", "rms_norm", "cumprod", "attention")
-    return packet is not None and any(name in packet for name in names)
-
-
-def rounded_terms(packet: str | None) -> bool:
-    """Whether terms are rounded to a half type before they are added up, as attention's probabilities are."""
-    return packet == "paged_attention" or packet in _family("attention")
-
-
-@functools.lru_cache(maxsize=4)
-def _family(name: str) -> frozenset[str]:
-    return frozenset(op.packet for op in registry.overloads().values() if op.family == name)
+def may_cancel(packet: str | None, gradient: bool) -> bool:
+    """Return whether an operator's results, or a `gradient` of its results, may be the roundoff of cancelled terms."""
+    return packet in ROUNDED_TERMS or (gradient and packet in CANCELLING)
 
 
 def assert_close(
     actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | None = None, terms: float = 1.0
 ) -> None:
-    """`judge`, raising AssertionError on a failure."""
+    """Raise AssertionError if `judge` finds a failure."""
     verdict = judge(actual, aten, reference, terms=terms)
     assert verdict.failure is None, verdict.failure
 
 
 def to_reference(value: Any, integers: bool = False, device: str | None = None) -> Any:
-    """The same value with floating-point tensors in float64; with `integers`, those of integers too.
+    """Convert a tensor of floats, with `integers` also of integers, or a floating-point dtype to float64.
 
-    A floating-point dtype becomes float64.
+    Complex tensors become complex128. Anything else is returned as it is.
     """
     if isinstance(value, torch.dtype) and value.is_floating_point:
         return torch.float64
@@ -205,16 +157,16 @@ def to_reference(value: Any, integers: bool = False, device: str | None = None) 
     return value.to(torch.complex128) if value.is_complex() else value
 
 
-# A 16-bit result is biased where its elements leave the nearest value to one side more often than to the other. The
-# difference, as a share of the elements, exceeds ATen's by this much, and is so many times its standard deviation.
+# A 16-bit result is biased if the votes of `_bias` for one side exceed those for the other by more than chance:
+# by this share of the votes more than ATen's, and by this number of standard deviations.
 _BIAS, _DEVIATIONS = 0.25, 4.3
 
 
 def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str | None:
     """Describe one-sided rounding of a 16-bit result: towards 0, away from 0, down or up. Return None without it.
 
-    Each distinct value of `exact` that the dtype does not hold has a vote: the sign of the result's distance from that
-    value rounded to nearest. Truncation makes half of the votes negative; repeated values are no independent votes.
+    Each distinct value of `exact` that the dtype cannot represent has one vote: the sign of the result's distance from
+    that value rounded to nearest. Truncation makes half of the votes negative. Repeated values are not independent.
     """
     dtype = actual.dtype
     if dtype.itemsize != 2:
@@ -238,18 +190,18 @@ def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str 
     return None
 
 
-# The exponents of float64 by `frexp` are from -1073 to 1024: a place for each, and one at either end.
+# Bins for the exponents of float64 by `frexp`, -1073 to 1024, with one more at either end.
 _LOWEST, _MAGNITUDES = -1074, 2100
 
 
 def _worst_of_magnitude(relative: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """For each element the largest of the errors `relative` to those with its exponent in `exact`, or the next two."""
-    place = (torch.frexp(exact).exponent.long() - _LOWEST).clamp_(1, _MAGNITUDES - 2)
-    # The exponent of 0 is that of 1; and what has no size has no relative error.
+    """Return by element the largest `relative` error among elements whose exponent in `exact` differs by 1 at most."""
+    bins = (torch.frexp(exact).exponent.long() - _LOWEST).clamp_(1, _MAGNITUDES - 2)
+    # `frexp` gives 0 an exponent like that of 0.5, but 0 has no relative error.
     counted = relative.where(exact != 0, 0)
-    worst = relative.new_zeros(_MAGNITUDES).scatter_reduce_(0, place.flatten(), counted.flatten(), "amax")
+    worst = relative.new_zeros(_MAGNITUDES).scatter_reduce_(0, bins.flatten(), counted.flatten(), "amax")
     worst[1:-1] = torch.maximum(torch.maximum(worst[:-2], worst[2:]), worst[1:-1])
-    return worst[place]
+    return worst[bins]
 
 
 def _identical(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -272,9 +224,9 @@ def _describe(bad: torch.Tensor, actual: torch.Tensor, aten: torch.Tensor, exact
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill every output an engine allocates with nan (all bits set), so that an element nobody wrote shows.
+    """Fill every output that an engine allocates with nan (all bits set), so that unwritten elements show.
 
-    Python's errors in host functions are raised meanwhile.
+    Within the context Python's errors in host functions are raised, too.
     """
     dispatcher = native.module()
     strict = contract.set_strict(True)

@@ -15,8 +15,8 @@ import torch
 from tritonite import devices, registry
 from tritonite.testing.samples import REFERENCES
 
-# Functions that have no overload in the catalog themselves but whose gradients, or parts, have.
-_THROUGH_PARTS = {
+# Functions without an overload in the catalog, whose gradients or steps have one.
+_INDIRECT = {
     "nn.functional.cross_entropy",
     "nn.functional.nll_loss",
     "nn.functional.prelu",
@@ -26,30 +26,30 @@ _THROUGH_PARTS = {
     "nn.functional.selu",
     "nn.functional.softmin",
 }
-# Those that ATen makes of products of matrices.
+# Functions that ATen computes by products of matrices.
 _PRODUCTS = {"__rmatmul__", "einsum", "inner", "matmul", "nn.functional.bilinear", "nn.functional.linear", "tensordot"}
-# What the catalog calls functions that Python, without its modules, calls otherwise.
-_CALLED = {
+# Names in the catalog of functions that have another name in Python.
+_RENAMED = {
     "special.polygamma": "polygamma",
     "relu6": "hardtanh",
     "rrelu": "rrelu_with_noise",
     "argsort": "sort",
     "msort": "sort",
 }
-# The degree of a polynomial is a number of steps: ATen's CUDA kernels run 2^63 of them where it is infinite.
-_MOST_STEPS = 2**14
-# In float64 ATen's gradient, the only reference for ours, differs by 1e-12 from mpmath's, and more than ours does.
+# Largest degree of a polynomial. ATen's CUDA kernels take one step a degree, and 2^63 for an infinite degree.
+_MAX_STEPS = 2**14
+# Gradients that are not judged in float64, where ATen's, the only reference, is less exact than ours (by mpmath).
 UNSURE_GRADIENTS = {"logcumsumexp"}
-# Formulas of so many operators, each of which rounds, that in half types ATen's own error tells nothing of ours.
+# Gradients that are not judged in 16 bits: formulas of many operators, each of which rounds.
 ROUNDED_GRADIENTS = {"ldexp", "linalg_vector_norm"}
-# In half types many elements are equal, of which ATen gives any the gradient.
+# Many elements are equal in 16 bits, and ATen gives the gradient to any of them.
 ROUNDED_GRADIENTS |= {"sort", "topk", "kthvalue", "median", "nanmedian", "mode"}
-# mpmath's function and its order, for those whose far arguments ATen reduces by a rounded pi / 4 in float64 too.
+# mpmath's function and its order. ATen reduces large arguments by a rounded pi / 4, also in float64.
 _BESSEL = {f"special_bessel_{kind}{order}": (f"bessel{kind}", order) for kind in "jy" for order in (0, 1)}
 
 
 def _provide_expecttest() -> None:
-    """torch's test utilities import expecttest for a base class that the samples do not need."""
+    """Provide a module for torch's test utilities, which import expecttest for a class that samples do not need."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
@@ -58,20 +58,20 @@ def _provide_expecttest() -> None:
 
 @lru_cache(maxsize=1)
 def infos() -> dict[str, Any]:
-    """OpInfo by full name, of every function in torch's database that the catalog serves."""
+    """Return OpInfo by full name for every function of torch's database that the catalog serves."""
     _provide_expecttest()
     from torch.testing._internal.common_methods_invocations import op_db
 
     found = {}
     for info in op_db:
         name = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
-        if packet(info) is not None or info.name in _THROUGH_PARTS:
+        if packet(info) is not None or info.name in _INDIRECT:
             found[name] = info
     return found
 
 
 def entries(name: str) -> list[Any]:
-    """Return the entries of torch's database for a function or operator, by any of the names that it has there."""
+    """Return the entries of torch's database that have a function or operator under any of their names."""
     _provide_expecttest()
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -91,12 +91,12 @@ def _packets() -> frozenset[str]:
 
 
 def packet(info: Any) -> str | None:
-    """The name of the catalog's operator that an OpInfo is about; some give ATen's name, some only Python's.
+    """Return the catalog's operator that an OpInfo tests, by ATen's name or by Python's. None if there is none.
 
-    "mm" stands for all of those that functions of matrices consist of.
+    Functions that ATen computes by products of matrices count as "mm".
     """
     python = info.name.replace("nn.functional.", "")
-    python = _CALLED.get(python, python)
+    python = _RENAMED.get(python, python)
     if info.name in _PRODUCTS and "mm" in _packets():
         return "mm"
     return next(
@@ -106,32 +106,32 @@ def packet(info: Any) -> str | None:
 
 
 def supported(info: Any, dtype: torch.dtype) -> bool:
-    """Whether ATen has the function for this dtype on the current device."""
+    """Return whether ATen has the function for this dtype on the current device."""
     return dtype in info.supported_dtypes(devices.current.type)
 
 
 def sample_inputs(info: Any, dtype: torch.dtype, *, requires_grad: bool, full: bool) -> Iterator[Any]:
-    """OpInfo's samples; with `full` the larger set of reference inputs too."""
+    """Yield OpInfo's samples; with `full` its larger set of reference inputs, too."""
     from torch.testing._internal.common_utils import set_rng_seed
 
     functions = [info.sample_inputs_func]
     if full and not requires_grad and info.reference_inputs_func is not None:
         functions.append(info.reference_inputs_func)
     for function in functions:
-        # What `info.sample_inputs` and `info.reference_inputs` give. They look through the stack for a test
-        # case of unittest to tell of each sample, which takes longer than most functions take for all of them.
+        # `info.sample_inputs` would search the stack for a unittest case at each sample, which takes longer than most
+        # functions.
         found = iter(function(info, devices.current.type, dtype, requires_grad))
         while True:
             set_rng_seed()
             sample = next(found, None)
             if sample is None:
                 break
-            if "polynomial" not in info.name or not bool((torch.as_tensor(sample.args[0]) > _MOST_STEPS).any()):
+            if "polynomial" not in info.name or not bool((torch.as_tensor(sample.args[0]) > _MAX_STEPS).any()):
                 yield sample
 
 
 def refine(info: Any, sample: Any, reference: Any) -> Any:
-    """ATen's float64 `reference` for a float64 sample, with better values where ATen's are known not to be exact."""
+    """Return the float64 `reference` of a float64 sample, with better values where ATen's are known to be inexact."""
     if packet(info) in REFERENCES:
         return REFERENCES[packet(info) or ""](
             *(x.cpu() if torch.is_tensor(x) else x for x in (sample.input, *sample.args)), **sample.kwargs

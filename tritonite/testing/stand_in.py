@@ -1,4 +1,4 @@
-"""A host function in the place of an ATen overload, for tests and measurements."""
+"""Host functions that replace an ATen overload, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tritonite.registry import Declaration
 from tritonite.registry.op import overload_of
 from tritonite.registry.schema import is_out
 
-# The native dispatcher keeps what it is first told of an operator, so that its host function is looked up anew.
+# Host functions by overload. The native dispatcher keeps the first declaration of an operator, so that each declaration
+# looks its host function up here.
 _hosts: dict[str, Callable[..., Any]] = {}
-# Those that the native dispatcher knows of.
+# Overloads outside the catalog that the native dispatcher has a declaration of.
 _declared: set[str] = set()
 
 
@@ -26,10 +27,10 @@ _declared: set[str] = set()
 def standing_in(
     overload: str, host: Callable[..., Any], pin: tuple[str, ...] = (), pin_zero_or_one: tuple[str, ...] = ()
 ) -> Iterator[list[Any]]:
-    """A host function in the place of an ATen overload, declared, recorded and replayed as the catalog's are.
+    """Replace an ATen overload by a host function that is recorded and replayed like the catalog's.
 
-    `host` takes the schema's arguments by position, and outs if there are any, and returns its result or a tuple of
-    them. Yields a list that each run of it, which is each call that is not replayed, makes longer.
+    `host` has the schema's arguments by position, and `outs` if the overload has outputs. It returns a result or a
+    tuple of results. Yields a list that grows with each run of `host`; replayed calls do not run it.
     """
     runs: list[Any] = []
 
@@ -86,7 +87,7 @@ def standing_in(
 
 
 def _remove(dispatcher: Any, own: registry.Op | None, overload: str) -> None:
-    """Take a stand-in out of the native dispatcher, and put the catalog's operator back, if it has one."""
+    """Remove a stand-in from the native dispatcher, and restore the catalog's operator if there is one."""
     dispatcher.uninstall(overload)
     dispatcher.set_active(overload, False)
     if own is not None:

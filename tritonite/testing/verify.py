@@ -1,4 +1,4 @@
-"""Running the samples: every way to call an operator, against ATen and against float64."""
+"""Verification of operators: every way to call them, on samples, compared with ATen and with float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tritonite.registry import Op, overloads
 from tritonite.registry.names import overload_named
 from tritonite.runtime.stats import Counts, counts, totals
 from tritonite.testing import opinfo
-from tritonite.testing.judge import cancelling, comparable, judge, poisoned, rounded_terms, terms, to_reference
+from tritonite.testing.judge import comparable, judge, may_cancel, poisoned, terms, to_reference
 from tritonite.testing.samples import (
     CHOSEN,
     DEVICE_DEFINED,
@@ -35,19 +35,19 @@ from tritonite.testing.samples import (
 
 _left_to_aten = functools.partial(use_gems, include=())
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
-# Outputs of one dtype whatever the others'.
+# Dtypes of outputs that do not depend on the inputs.
 _OUT_DTYPES = {"exponent": torch.int32} | dict.fromkeys(("max_values", "min_indices", "indices"), torch.int64)
 _OUT_DTYPES |= dict.fromkeys(("out3", "reserve"), torch.uint8)
-# Outputs of the dtype that the functional form has: ATen writes statistics of others, in some layouts wrongly.
+# Outputs that keep the dtype of the functional form: in other dtypes ATen writes some layouts of statistics wrongly.
 _KEPT = ("save_mean", "save_invstd")
 
 
 @dataclass
 class Report:
-    """What became of an operator's samples in one dtype; errors in eps of the dtype, ours and ATen's own.
+    """The results of an operator's samples in one dtype.
 
-    `served` counts the samples that a kernel ran for; `declined` are (label, reason) of those that were left to ATen,
-    which are among the `failures` too where a kernel had to serve them.
+    `error` and `aten_error` are the largest relative errors, in eps of the dtype. `served` counts samples that a kernel
+    computed. `declined` has (label, reason) of the others; those that a kernel must serve are `failures`, too.
     """
 
     op: str
@@ -63,10 +63,10 @@ class Report:
 def verify(
     names: str | Iterable[str] | None = None, dtypes: Iterable[torch.dtype] | None = None, full: bool = False
 ) -> Iterator[Report]:
-    """Check the named operators (default: all) on this machine, yielding a report for each operator and dtype.
+    """Check the named operators (default: all) on this machine, and yield a report for each operator and dtype.
 
-    Every overload is called on samples of its schema; every function PyTorch has OpInfo samples for is run forward,
-    in place, with out= and backward. `full` takes all of OpInfo's samples instead of the first few.
+    Overloads are called on samples made from their schemas. Functions with OpInfo samples run forward, in place, with
+    out= and backward. `full` takes all of OpInfo's samples instead of the first few.
     """
     chosen = select(names)
     packets = {name.partition(".")[0] for name in chosen}
@@ -85,10 +85,10 @@ def verify(
 
 
 def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None = None) -> Report:
-    """Run an overload on the samples of its schema, outputs and in-place destinations included.
+    """Run an overload on the samples made from its schema.
 
-    A sample that ATen takes, of a dtype that the declaration accepts, has to be served unless its family excuses it.
-    With `labels`, which are globs, only samples labelled so.
+    A kernel must serve a sample that ATen accepts in a dtype of the declaration, unless its family excuses the decline.
+    `labels` are globs that restrict the samples.
     """
     report = Report(op.overload, dtype)
     function = overload_named(op.overload)
@@ -129,7 +129,7 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
 
 
 def by_aten(op: Op, sample: Sample) -> tuple[Any, Any] | None:
-    """What the outputs are like that a call gives, and ATen's result of the call, or None where ATen refuses it."""
+    """Return ATen's outputs as templates and its result, or None if ATen refuses the call."""
     function = overload_named(op.overload)
     template = _quietly(lambda: _functional(function, op, sample)) if op.out_names else ()
     if isinstance(template, Exception):
@@ -139,9 +139,9 @@ def by_aten(op: Op, sample: Sample) -> tuple[Any, Any] | None:
 
 
 def became(before: Counts, after: Counts) -> tuple[int, list[str]]:
-    """(how often a kernel ran, the reasons of declines) between two readings of an overload's counts.
+    """Return how often kernels ran, and the reasons of declines, between two readings of counts.
 
-    Copies between a CPU and a GPU, which are ATen's, count as none of these.
+    Declined copies between a CPU and a GPU, which only ATen makes, are left out.
     """
     ran = after.launched + after.replayed - before.launched - before.replayed
     reasons = (Counter(after.declined) - Counter(before.declined)).elements()
@@ -149,38 +149,38 @@ def became(before: Counts, after: Counts) -> tuple[int, list[str]]:
 
 
 def _accepts(op: Op, dtype: torch.dtype, sample: Sample) -> bool:
-    """Whether the kernel is for a sample's dtype: the one drawn, or the one that the family made of it."""
+    """Return whether the declaration accepts a sample's dtype: the drawn one, or the first tensor's."""
     tensors = [x for x in pytree.tree_leaves((sample.args, sample.kwargs)) if isinstance(x, torch.Tensor)]
     return any(kind in op.declaration.accepts for kind in (dtype, *(x.dtype for x in tensors[:1])))
 
 
 def excused(name: str, label: str, dtype: torch.dtype, reason: str) -> bool:
-    """Whether a family says that such a decline is right."""
+    """Return whether a family excuses a decline."""
     return any(exception.covers(name, label, dtype, reason) for exception in MAY_DECLINE)
 
 
 def _without_conversion(op: Op, sample: Sample) -> Sample:
-    """The float64 run's call of what else converts half types to float32, which ATen does for them alone."""
+    """Return the sample without `half_to_float`, which ATen accepts for 16-bit inputs alone."""
     if "half_to_float" not in op.names:
         return sample
-    place = op.names.index("half_to_float")
-    return Sample(sample.label, (*sample.args[:place], False, *sample.args[place + 1 :]), sample.kwargs)
+    i = op.names.index("half_to_float")
+    return Sample(sample.label, (*sample.args[:i], False, *sample.args[i + 1 :]), sample.kwargs)
 
 
 def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
-    """Call an overload on a copy of the sample, with destinations like `template` if it writes some."""
+    """Call an overload on a copy of the sample, with outputs like `template` if it has outputs."""
     copied = sample.map(_clone)
     templates = template if isinstance(template, tuple) else (template,)
     outs = {
         name: pytree.tree_map(torch.empty_like, value) for name, value in zip(op.out_names, templates, strict=False)
     }
     result = function(*copied.args, **copied.kwargs, **outs)
-    # What returns nothing has written some of its arguments.
+    # An overload that returns nothing writes some of its arguments.
     return result if op.schema.returns else (copied.args, outs)
 
 
 def _exact(function: Any, op: Op, sample: Any, template: Any) -> Any:
-    """What a call gives: by the family's reference, which writes no destinations, or else by ATen."""
+    """Return the result of the family's reference, which has no outputs, or else of ATen."""
     reference = REFERENCES.get(op.packet)
     if reference is None:
         return _call(function, op, sample, template)
@@ -189,9 +189,9 @@ def _exact(function: Any, op: Op, sample: Any, template: Any) -> Any:
 
 
 def _functional(function: Any, op: Op, sample: Any) -> Any:
-    """ATen's result for an out= overload, from empty outputs that it resizes.
+    """Return ATen's result for an out= overload, from empty outputs that ATen resizes.
 
-    Where it leaves them as they are, or refuses them, it is the result of the functional form.
+    If ATen refuses to resize them, or does not, return the result of the functional form.
     """
     given = pytree.tree_leaves((sample.args, sample.kwargs))
     dtype = next((value.dtype for value in given if isinstance(value, torch.Tensor)), None)
@@ -214,7 +214,7 @@ def _functional(function: Any, op: Op, sample: Any) -> Any:
 
 
 def _functional_form(op: Op) -> Any:
-    """ATen's overload that allocates what an out= overload writes, if the catalog has it."""
+    """Return ATen's functional overload for an out= overload, if the catalog has it."""
     kinds = _kinds(op)
     for other in overloads().values():
         if other.packet == op.packet and _kinds(other) == kinds and not (other.out_names or other.inplace):
@@ -223,7 +223,7 @@ def _functional_form(op: Op) -> Any:
 
 
 def _kinds(op: Op) -> dict[str, str]:
-    """The types of its arguments, outputs aside."""
+    """Return the types of an overload's arguments by name, without outputs."""
     types = {argument.name: str(argument.type) for argument in op.schema.arguments}
     return {name: types[name] for name in op.names}
 
@@ -233,10 +233,10 @@ def _shapes(results: Any) -> list[torch.Size]:
 
 
 def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None) -> Report:
-    """Run a function on OpInfo's samples: functional, in place, out= and, where it has one, its gradient.
+    """Run a function on OpInfo's samples: functional, in place, with out=, and its gradient.
 
-    Of each of these ways one sample at least has to be served, by kernels alone, unless none of them is for the dtype
-    or a family excuses it.
+    In each of these ways kernels alone must serve at least one sample, unless a declaration does not accept the dtype
+    or a family excuses the decline.
     """
     report = Report(name, dtype)
     unsure = opinfo.packet(info) in (
@@ -279,7 +279,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
         _record(report, opinfo.packet(info), label, operands, actual, expected, reference)
     report.declined = declined
     for label, reason in dict.fromkeys(declined):
-        # A reason begins with the overload that gave it.
+        # A reason begins with the overload that declined.
         op = overloads().get(reason.partition(":")[0])
         accepted = op is None or dtype in op.declaration.accepts
         if accepted and label not in served and not excused(name, label, dtype, reason):
@@ -288,20 +288,20 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
 
 
 def _is_elsewhere(*values: Any) -> bool:
-    """Whether all tensors are on another device than the one in use: those of a factory that no device is given."""
-    places = {x.device.type for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor)}
-    return bool(places) and devices.current.type not in places
+    """Return whether no tensor is on the device in use, as with a factory function that no device was given."""
+    found = {x.device.type for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor)}
+    return bool(found) and devices.current.type not in found
 
 
 def _widen(dtype: torch.dtype, expected: Any) -> Callable[[Any], Any]:
-    """What makes the arguments of the float64 run; that of float64 itself runs on the CPU, to be another's result."""
+    """Return a function that converts arguments to float64. float64 arguments move to the CPU, to other kernels."""
     floating = any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in pytree.tree_leaves(expected))
     device = "cpu" if dtype is torch.float64 else None
     return functools.partial(to_reference, integers=floating, device=device)
 
 
 def _reference(dtype: torch.dtype, expected: Any, run: Callable[[Callable[[Any], Any]], Any]) -> Any:
-    """What `run` gives with arguments in float64, or None where it fails; integers stay where they are no numbers."""
+    """Return the float64 result of `run`, or None if it fails. Integers are converted unless `run` needs them."""
     for like in (expected, None):
         reference = _quietly(lambda: run(_widen(dtype, like)))
         if not isinstance(reference, Exception):
@@ -310,13 +310,13 @@ def _reference(dtype: torch.dtype, expected: Any, run: Callable[[Callable[[Any],
 
 
 def _ways(info: Any, first: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """The calls to make with a sample, of which some write their arguments.
+    """Yield labelled ways to call a function with a sample.
 
-    In place, elements that share memory have no defined result.
+    A first operand that overlaps itself is not written in place, where its result would be undefined.
     """
     yield "functional", lambda sample: _on_copies(info.op, sample)
-    apart = isinstance(first, torch.Tensor) and never_overlaps_itself(first.shape, first.stride())
-    if info.inplace_variant is not None and apart:
+    writable = isinstance(first, torch.Tensor) and never_overlaps_itself(first.shape, first.stride())
+    if info.inplace_variant is not None and writable:
         yield "in-place", lambda sample: _on_copies(info.inplace_variant, sample)
     if info.supports_out:
         yield "out=", lambda sample: _with_out(info.op, sample)
@@ -356,7 +356,7 @@ def _bind_gradient(info: Any, sample: Any, widen: Callable[[Any], Any] | None) -
 
 
 def _seed(output: torch.Tensor) -> torch.Tensor:
-    """A gradient for an output, of values that every dtype has."""
+    """Return a gradient for an output, with values that every floating-point dtype represents."""
     values = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float64).bfloat16()
     return values.to(output.device, output.dtype).reshape(output.shape)
 
@@ -383,16 +383,16 @@ def _record(
             if own.kind != theirs.kind:
                 report.failures.append(f"{label}: result {i} of {own.kind} where ATen gives {theirs.kind}")
             continue
-        # Some outputs, as log_sigmoid's buffer, are empty on one kind of device and not on another.
+        # Some outputs, such as log_sigmoid's buffer, are empty on one kind of device alone.
         exact_one = c.detach() if c is not None and c.shape == b.shape else None
         if exact_one is None and b.dtype is torch.float64:
-            # What the CPU has not is not exact, but as near as ATen is.
+            # Without a result from the CPU ATen's own is the reference.
             exact_one = b.detach()
         roundoff = terms(packet, operands, b, exact_one)
         verdict = judge(
             *(a.detach(), b.detach(), exact_one, compares_zero_sign(packet)),
             terms=roundoff,
-            cancels=rounded_terms(packet) or (label == "gradient" and cancelling(packet)),
+            cancels=may_cancel(packet, label == "gradient"),
         )
         report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
         if verdict.failure:
@@ -400,7 +400,7 @@ def _record(
 
 
 def _clone(value: Any) -> Any:
-    """A copy with the same strides, gaps included, so that in-place calls leave the sample as it was."""
+    """Copy a tensor with its strides and gaps, so that in-place calls do not change the sample."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.layout is not torch.strided or 0 in value.shape:
@@ -408,7 +408,7 @@ def _clone(value: Any) -> Any:
             return value.detach().clone()
     if any(stride == 0 for stride in value.stride()):
         return value.detach()
-    # By ATen's own copy, which is one of the operators that are looked at.
+    # By ATen's own copy: ours is one of the operators under test.
     with _left_to_aten():
         storage = value.detach().untyped_storage().clone()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
@@ -416,7 +416,7 @@ def _clone(value: Any) -> Any:
 
 
 def _quietly(run: Callable[[], Any]) -> Any:
-    """The result, or the exception; what ATen warns of while resizing outputs is not news here."""
+    """Return the result or the exception, without ATen's warnings about resized outputs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,9 +1,8 @@
-"""Attention of few queries over many keys: keys in splits, each by a program, which a second launch combines.
+"""Attention of few queries over many keys: a program for each split of the keys, and a launch that combines splits.
 
-The heads of the query that share one of key and value are rows of one tile, so that keys and values are read once.
-Keys and values lie in rows, or in pages that a table tells of. What a split leaves is its sum of values, its largest
-score and its sum of exponentials, from which those of all keys follow (Milakov and Gimelshein 2018; Dao et al. 2023,
-"Flash-Decoding for long-context inference").
+The query heads that share a key head are rows of one tile, so that keys and values are read once. Keys and values lie
+in rows, or in pages that a block table lists (`paged`). A split leaves its accumulator, row max and row sum, from which
+those of all keys follow (Milakov and Gimelshein 2018; Dao et al. 2023, "Flash-Decoding for long-context inference").
 """
 
 from __future__ import annotations
@@ -18,29 +17,31 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.engine.attention import table as table
-from tritonite.engine.attention.problem import Facts, Problem, compiler_options, products
-from tritonite.engine.attention.scores import LOG2E, base_of, biased, exponentials, load_bias, score_factor
-from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.engine.attention.problem import AttentionMeta, Problem, compiler_options
+from tritonite.engine.attention.prologue import HeadStrides
+from tritonite.engine.attention.scores import LOG2E, add_bias, exponentials, finite_max, load_bias, score_factor
+from tritonite.engine.iteration import power_of_2
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, settings
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
-from tritonite.runtime.symbols import Number
 
-# What differs from call to call of one kernel.
-_SIZES = ["sequences", "tokens", "queries", "keys", "diagonal", "window", "shared", "splits", "least"]
-# Splits that are combined at a time, and sequences whose places are compared at a time.
+# Integers that differ from call to call of a kernel.
+_SIZES = ["sequences", "tokens", "queries", "keys", "diagonal", "window", "kv_heads", "splits", "least_keys"]
+# Splits that a step of combine_splits loads, and starts of sequences that a step of `_sequence_of` compares.
 _SPLITS, _SEQUENCES = tl.constexpr(16), tl.constexpr(512)
 
 
 @dataclass(frozen=True)
-class DecodeFacts(Facts):
-    """Everything that a kernel is compiled for: `block_m` rows are the queries of `ratio` heads each.
+class DecodeMeta(AttentionMeta):
+    """Compile-time facts of the decoding kernels. A tile's `block_m` rows are queries times `ratio` heads.
 
-    Keys and values lie in pages of `page` rows, or in one tensor if that is 0. With `windowed` a query sees the last
-    keys alone, with `capped` scores have a soft cap. With `split` partial results are written, for a launch that may
-    be `dependent`: its programs begin beside those that it waits for. With `apart` those blocks of keys that all
-    queries see are taken without comparing.
+    page: rows of a page, 0 where keys and values are in one tensor.
+    windowed: a query sees the last `window` keys only.
+    capped: scores have a soft cap.
+    split: keys have several splits, whose partial results are stored for combine_splits.
+    dependent: combine_splits is a dependent launch, whose programs start before those that they wait for have ended.
+    unmasked: blocks of keys that all queries see have a loop without masks.
     """
 
     page: int = 0
@@ -48,53 +49,88 @@ class DecodeFacts(Facts):
     capped: bool = False
     split: bool = False
     dependent: bool = False
-    apart: bool = False
+    unmasked: bool = False
 
     @property
     def run(self) -> int:
-        """How many keys of a block, from a multiple of as many on, follow each other in one page."""
+        """Keys of a run: successive keys of a block that lie in one page."""
         return math.gcd(self.page, self.block_n)
 
 
-@triton.jit
-def _first_block(starts, i, FACTS: tl.constexpr):
-    """Where the blocks of a sequence begin, of those of all: each may begin one that the one before has not filled."""
-    return starts * FACTS.ratio // FACTS.block_m + i
+class DecodeStrides(NamedTuple):
+    """Strides: of query and out (batch, head, token), of key and value (batch or page, head, row), of bias (4).
+
+    `logsumexp` are (batch, head, row), `pages` the block table's row stride, `scales` those of key and value scales.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    out: Any
+    bias: Any
+    logsumexp: Any
+    pages: int
+    scales: Any
+
+
+class Lengths(NamedTuple):
+    """Sequences and tokens of a call, and the queries, keys and diagonal of a sequence where all have the same."""
+
+    sequences: int
+    tokens: int
+    queries: int
+    keys: int
+    diagonal: int
+
+
+class Visible(NamedTuple):
+    """Keys that a tile's rows see: the first and the end of those that any row sees, the diagonal, the window."""
+
+    low: Any
+    stop: Any
+    diagonal: Any
+    window: Any
 
 
 @triton.jit
-def _sequence_at(starts, sequences, place, BLOCKS: tl.constexpr, FACTS: tl.constexpr):
-    """The sequence that has a token, or with BLOCKS a block of rows: the last that begins at it or before."""
+def _first_block(starts, i, META: tl.constexpr):
+    """Return the first block of rows of sequence i, in a grid where each sequence may leave its last block partial."""
+    return starts * META.ratio // META.block_m + i
+
+
+@triton.jit
+def _sequence_of(starts, sequences, number, BLOCKS: tl.constexpr, META: tl.constexpr):
+    """Return the sequence of a token, or with BLOCKS of a block of rows: the last that begins at or before it."""
     count = 0
     for first in range(0, sequences + 1, _SEQUENCES):
         i = first + tl.arange(0, _SEQUENCES)
         start = tl.load(starts + i, mask=i <= sequences, other=0)
-        begin = _first_block(start, i, FACTS) if BLOCKS else start
-        count += tl.sum(((begin <= place) & (i <= sequences)).to(tl.int32), 0)
+        begin = _first_block(start, i, META) if BLOCKS else start
+        count += tl.sum(((begin <= number) & (i <= sequences)).to(tl.int32), 0)
     return tl.maximum(count - 1, 0)
 
 
 @triton.jit
-def _sequence(sequence, starts, lengths, key_starts, sizes):
-    """(where its tokens begin, how many there are, where its keys begin, how many, its causal attention's diagonal).
+def _sequence_rows(sequence, starts, lengths, key_starts, all_lengths):
+    """Return (first token, tokens, first key, keys, diagonal) of a sequence.
 
-    `sizes` are the sequences, all tokens, the queries and keys of each where they are alike, and the diagonal. Tokens
-    behind the last sequence are one without keys.
+    Tokens behind the last sequence count as one more sequence, without keys.
     """
-    sequences, tokens, count, length, diagonal = sizes
-    first, first_key = sequence * count, 0
+    first, first_key = sequence * all_lengths.queries, 0
+    count, length, diagonal = all_lengths.queries, all_lengths.keys, all_lengths.diagonal
+    sequences, tokens = all_lengths.sequences, all_lengths.tokens
     if starts is not None:
         first = tl.load(starts + sequence).to(tl.int32)
         last = tl.load(starts + sequence + 1, mask=sequence < sequences, other=tokens).to(tl.int32)
         ascends = (first >= 0) & (first <= last) & (last <= tokens)
         tl.device_assert(
-            ascends & ((sequence > 0) | (first == 0)), "cu_seqlens that do not begin with 0, or do not ascend"
+            ascends & ((sequence > 0) | (first == 0)), "cu_seqlens does not begin with 0, or does not ascend"
         )
         count = last - first
     if lengths is not None:
         most = length
         length = tl.load(lengths + sequence, mask=sequence < sequences, other=0).to(tl.int32)
-        tl.device_assert((length >= 0) & (length <= most), "a length that the block table has no room for")
+        tl.device_assert((length >= 0) & (length <= most), "a length is negative, or exceeds the room for keys")
         diagonal = length - count
     if key_starts is not None:
         first_key = tl.load(key_starts + sequence).to(tl.int32)
@@ -104,25 +140,25 @@ def _sequence(sequence, starts, lengths, key_starts, sizes):
 
 
 @triton.jit
-def _cut(block, count, length, diagonal, window, splits, least, FACTS: tl.constexpr):
-    """How the keys that a block's queries see are cut: (the first, where splits begin, keys of a split, the end)."""
-    BLOCK_M: tl.constexpr = FACTS.block_m
-    BLOCK_N: tl.constexpr = FACTS.block_n
+def _split_keys(block, count, length, diagonal, window, splits, least_keys, META: tl.constexpr):
+    """Return (first key that a block's rows see, first key of the splits, keys of a split, end of the keys seen)."""
+    BLOCK_M: tl.constexpr = META.block_m
+    BLOCK_N: tl.constexpr = META.block_n
     low, end = length * 0, length
-    if FACTS.causal:
-        last = tl.minimum(count, (block * BLOCK_M + BLOCK_M - 1) // FACTS.ratio + 1)
+    if META.causal:
+        last = tl.minimum(count, (block * BLOCK_M + BLOCK_M - 1) // META.ratio + 1)
         end = tl.minimum(length, tl.maximum(last + diagonal, 0))
-    if FACTS.windowed:
-        low = tl.maximum(block * BLOCK_M // FACTS.ratio + diagonal - window + 1, 0)
+    if META.windowed:
+        low = tl.maximum(block * BLOCK_M // META.ratio + diagonal - window + 1, 0)
     base = low // BLOCK_N * BLOCK_N
     split_keys = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
-    return low, base, tl.maximum(split_keys, least), end
+    return low, base, tl.maximum(split_keys, least_keys), end
 
 
 @triton.jit
-def _visible(columns, low, stop, FACTS: tl.constexpr):
-    """Which keys some row sees."""
-    if FACTS.windowed:
+def _seen_by_any(columns, low, stop, META: tl.constexpr):
+    """Return the mask of keys that any row sees."""
+    if META.windowed:
         seen = (columns >= low) & (columns < stop)
     else:
         seen = columns < stop
@@ -130,28 +166,28 @@ def _visible(columns, low, stop, FACTS: tl.constexpr):
 
 
 @triton.jit
-def _runs(start, FACTS: tl.constexpr):
-    """The numbers of the runs of a block of keys from `start` on, which is a multiple of it."""
-    return start // FACTS.run + tl.arange(0, FACTS.block_n // FACTS.run)
+def _runs(start, META: tl.constexpr):
+    """Return the runs of a block of keys from `start`, a multiple of the block."""
+    return start // META.run + tl.arange(0, META.block_n // META.run)
 
 
 @triton.jit
-def _pages(pages, start, low, stop, FACTS: tl.constexpr):
-    """The pages of a block's runs; nothing is read for those that nobody sees."""
-    RUN: tl.constexpr = FACTS.run
-    if FACTS.page == 0:
+def _pages(pages, start, low, stop, META: tl.constexpr):
+    """Return the pages of a block's runs; pages that no row sees are not read."""
+    RUN: tl.constexpr = META.run
+    if META.page == 0:
         found = start
     else:
-        runs = _runs(start, FACTS)
-        # A run is seen if its last key is in the window, and its first is there.
-        seen = _visible(runs * RUN, low - (RUN - 1), stop, FACTS)
-        found = tl.load(pages + runs // (FACTS.page // RUN), mask=seen, other=0)
+        runs = _runs(start, META)
+        # A run is seen if its last key is in the window and its first key exists.
+        seen = _seen_by_any(runs * RUN, low - (RUN - 1), stop, META)
+        found = tl.load(pages + runs // (META.page // RUN), mask=seen, other=0)
     return found
 
 
 @triton.jit
-def _load(pointer, offset, exists, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """A tile of rows at these offsets, of SIZE elements in BLOCK; with MASKED 0 where a row does not exist."""
+def _load_rows(pointer, offset, exists, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """Load rows of SIZE elements at `offset` as a tile of BLOCK columns; with MASKED 0 where `exists` is false."""
     columns = tl.arange(0, BLOCK)
     pointers = pointer + (offset[:, None] + columns[None, :])
     if MASKED and SIZE < BLOCK:
@@ -166,18 +202,21 @@ def _load(pointer, offset, exists, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASK
 
 
 @triton.jit
-def _converted(tile, DTYPE: tl.constexpr):
-    """A tile of a cache as of the query's dtype."""
+def _to_query_dtype(tile, DTYPE: tl.constexpr):
+    """Convert a tile of a cache to the query's dtype."""
     if tile.dtype == tl.float8e4nv and tl.bfloat16 == DTYPE:
-        # On NVIDIA's GPUs the unit that has exponentials converts float16 to bfloat16, at an eighth of the usual speed.
+        # By float16 it would be converted by the unit for exponentials, at an eighth of the usual throughput.
         tile = tile.to(tl.float32)
     return tile.to(DTYPE)
 
 
 @triton.jit
-def _checked(page, n_pages, wrong, FACTS: tl.constexpr):
-    """Pages that may be read, and whether some may not: that stops the program in the end, since a loop would wait."""
-    if FACTS.page > 0:
+def _checked(page, n_pages, wrong, META: tl.constexpr):
+    """Return (pages with those out of range set to 0, `wrong` or'd with the mask of those).
+
+    The program asserts on `wrong` at its end, because an assertion in the loop would wait for the loads.
+    """
+    if META.page > 0:
         outside = page.to(tl.uint32) >= n_pages.to(tl.uint32)
         wrong = wrong | outside.to(tl.int32)
         page = tl.where(outside, 0, page)
@@ -185,124 +224,120 @@ def _checked(page, n_pages, wrong, FACTS: tl.constexpr):
 
 
 @triton.jit
-def _of_keys(each, FACTS: tl.constexpr):
-    """What a block's runs have, for each of their keys."""
-    RUN: tl.constexpr = FACTS.run
-    return tl.reshape(tl.broadcast_to(each[:, None], (FACTS.block_n // RUN, RUN)), (FACTS.block_n,))
+def _repeat_runs(each, META: tl.constexpr):
+    """Repeat a value per run of a block for each of the run's keys."""
+    RUN: tl.constexpr = META.run
+    return tl.reshape(tl.broadcast_to(each[:, None], (META.block_n // RUN, RUN)), (META.block_n,))
 
 
 @triton.jit
-def _offset(page, start, strides, FACTS: tl.constexpr):
-    """Where the keys or values of a block are; `strides` are those of pages and of rows."""
-    RUN: tl.constexpr = FACTS.run
-    INDEX: tl.constexpr = FACTS.index
-    if FACTS.page == 0:
-        offset = (start + tl.arange(0, FACTS.block_n)).to(INDEX) * strides[1]
+def _offset(page, start, strides, META: tl.constexpr):
+    """Return the offsets of a block's keys or values; `strides` are (page, row)."""
+    RUN: tl.constexpr = META.run
+    INDEX: tl.constexpr = META.index
+    if META.page == 0:
+        offset = (start + tl.arange(0, META.block_n)).to(INDEX) * strides[1]
     else:
-        first = _of_keys(_runs(start, FACTS) % (FACTS.page // RUN) * RUN, FACTS)
-        row = first + tl.arange(0, FACTS.block_n) % RUN
-        offset = _of_keys(page, FACTS).to(INDEX) * strides[0] + row.to(INDEX) * strides[1]
+        first = _repeat_runs(_runs(start, META) % (META.page // RUN) * RUN, META)
+        row = first + tl.arange(0, META.block_n) % RUN
+        offset = _repeat_runs(page, META).to(INDEX) * strides[0] + row.to(INDEX) * strides[1]
     return offset
 
 
 @triton.jit
-def _take(
+def _attend_block(
     state,
-    q,
-    key,
-    value,
-    bias,
-    of_key,
-    of_value,
-    of_bias,
+    inputs,
+    strides,
     rows,
     start,
     page,
-    seen,
-    numbers,
+    visible,
+    factor,
+    cap,
     MASKED: tl.constexpr,
-    FACTS: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """The state of rows after a block of keys: sums of values, the largest score, and the sum of exponentials.
+    """Return (accumulator, row max, row sum) after a block of keys from `start`.
 
-    `of_key` and `of_value` are the strides of pages and of rows, `of_bias` those of rows and of keys. `seen` is (the
-    first key that any row sees, where those end, the diagonal, the window), `numbers` the factor of scores, in nats or
-    to base 2, and the soft cap to base 2.
+    `inputs` are (query tile, key, value and bias pointers), `strides` the (page, row) of keys, those of values, and the
+    `HeadStrides` of the bias. `factor` scales scores to nats or to base 2; `cap` is the soft cap in base 2.
     """
-    PRECISION: tl.constexpr = FACTS.precision
-    total, largest, denominator = state
-    low, stop, diagonal, window = seen
-    columns = start + tl.arange(0, FACTS.block_n)
-    exists = _visible(columns, low, stop, FACTS)
-    visible = exists[None, :]
-    if FACTS.causal:
-        visible = visible & (columns[None, :] <= (rows + diagonal)[:, None])
-    if FACTS.windowed:
-        visible = visible & (columns[None, :] > (rows + diagonal - window)[:, None])
-    there = visible & (rows >= 0)[:, None]
-    added = load_bias(bias, (0, 0, of_bias[0], of_bias[1]), rows[:, None], columns[None, :], (), there, False)
-    k = _load(key, _offset(page, start, of_key, FACTS), exists, FACTS.head_size, FACTS.block_d, MASKED)
-    scores = tl.dot(q, tl.trans(_converted(k, q.dtype)), input_precision=PRECISION) * numbers[0]
-    if FACTS.capped:
-        scores = numbers[1] * (1 - 2 / (tl.exp2(scores) + 1))
+    PRECISION: tl.constexpr = META.precision
+    acc, m_i, l_i = state
+    q, key, value, bias = inputs
+    key_strides, value_strides, bias_strides = strides
+    columns = start + tl.arange(0, META.block_n)
+    exists = _seen_by_any(columns, visible.low, visible.stop, META)
+    mask = exists[None, :]
+    if META.causal:
+        mask = mask & (columns[None, :] <= (rows + visible.diagonal)[:, None])
+    if META.windowed:
+        mask = mask & (columns[None, :] > (rows + visible.diagonal - visible.window)[:, None])
+    there = mask & (rows >= 0)[:, None]
+    bias_tile = load_bias(bias, bias_strides, rows[:, None], columns[None, :], None, there, False)
+    k = _load_rows(key, _offset(page, start, key_strides, META), exists, META.head_size, META.block_d, MASKED)
+    scores = tl.dot(q, tl.trans(_to_query_dtype(k, q.dtype)), input_precision=PRECISION) * factor
+    if META.capped:
+        scores = cap * (1 - 2 / (tl.exp2(scores) + 1))
     if MASKED or bias is not None:
         if bias is not None:
-            scores = biased(scores, added)
-        scores = tl.where(visible, scores, float("-inf"))
-    most = tl.maximum(largest, tl.max(scores, 1))
-    base = base_of(most)
-    shares = exponentials(scores, base[:, None], False, FACTS.nats)
-    kept = exponentials(largest, base, False, FACTS.nats)
-    denominator = denominator * kept + tl.sum(shares, 1)
-    v = _load(value, _offset(page, start, of_value, FACTS), exists, FACTS.value_size, FACTS.block_v, MASKED)
-    v = _converted(v, q.dtype)
-    total = tl.dot(shares.to(q.dtype), v, total * kept[:, None], input_precision=PRECISION)
-    return total, most, denominator
+            scores = add_bias(scores, bias_tile)
+        scores = tl.where(mask, scores, float("-inf"))
+    new_max = tl.maximum(m_i, tl.max(scores, 1))
+    base = finite_max(new_max)
+    p = exponentials(scores, base[:, None], False, META.nats)
+    rescale = exponentials(m_i, base, False, META.nats)
+    l_i = l_i * rescale + tl.sum(p, 1)
+    v = _load_rows(value, _offset(page, start, value_strides, META), exists, META.value_size, META.block_v, MASKED)
+    v = _to_query_dtype(v, q.dtype)
+    acc = tl.dot(p.to(q.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+    return acc, new_max, l_i
 
 
 @triton.jit
-def _logarithm(largest, denominator, FACTS: tl.constexpr):
-    """The natural logarithms of the sums of rows, from their largest scores and the sums of exponentials."""
-    if FACTS.nats:
-        result = largest + tl.log2(denominator) / LOG2E
+def _logsumexp(m_i, l_i, META: tl.constexpr):
+    """Return rows' logsumexp in nats from their row max and row sum."""
+    if META.nats:
+        result = m_i + tl.log2(l_i) / LOG2E
     else:
-        result = (largest + tl.log2(denominator)) / LOG2E
+        result = (m_i + tl.log2(l_i)) / LOG2E
     return result
 
 
 @triton.jit
-def _take_all(
-    state, q, key, value, bias, table, strides, rows, begin, stop, seen, numbers, MASKED, FACTS: tl.constexpr
+def _attend_range(
+    state, inputs, pages, n_pages, strides, rows, begin, visible, factor, cap, MASKED, META: tl.constexpr
 ):
-    """The state of rows after the keys from `begin`, a multiple of a block, to `stop`; pages are read a block ahead."""
-    BLOCK_N: tl.constexpr = FACTS.block_n
-    total, largest, denominator, wrong = state
-    pages, n_pages = table
-    low, diagonal, window = seen
-    # Within the loop Triton 3.6 does not know of strides that are 1 any more, where they are in a tuple.
-    key_page, key_row, value_page, value_row = strides[1][0], strides[1][2], strides[2][0], strides[2][2]
-    bias_row, bias_key = strides[4][2], strides[4][3]
-    # Two blocks ahead, of which the first is checked: the compiler has a loop wait at once for what comes from memory.
-    first = _pages(pages, begin, low, stop, FACTS)
-    following = _pages(pages, begin + BLOCK_N, low, stop, FACTS)
-    page, wrong = _checked(first, n_pages, wrong, FACTS)
-    for start in range(begin, stop, BLOCK_N):
-        rest = (low, stop, diagonal, window)
-        total, largest, denominator = _take(
-            *((total, largest, denominator), q, key, value, bias),
-            *((key_page, key_row), (value_page, value_row), (bias_row, bias_key)),
-            *(rows, start, page, rest, numbers, MASKED, FACTS),
+    """Return (accumulator, row max, row sum, wrong pages) after the keys from `begin`, a multiple of a block."""
+    BLOCK_N: tl.constexpr = META.block_n
+    acc, m_i, l_i, wrong = state
+    # Outside the loop: in it Triton 3.6 forgets which strides of a tuple are 1.
+    key_page, key_row, value_page, value_row = strides.key[0], strides.key[2], strides.value[0], strides.value[2]
+    bias_row, bias_key = strides.bias[2], strides.bias[3]
+    # Pages are loaded two blocks ahead, because the compiler waits at once for a load that is checked in the loop.
+    first = _pages(pages, begin, visible.low, visible.stop, META)
+    following = _pages(pages, begin + BLOCK_N, visible.low, visible.stop, META)
+    page, wrong = _checked(first, n_pages, wrong, META)
+    for start in range(begin, visible.stop, BLOCK_N):
+        acc, m_i, l_i = _attend_block(
+            *(
+                (acc, m_i, l_i),
+                inputs,
+                ((key_page, key_row), (value_page, value_row), HeadStrides(0, 0, bias_row, bias_key)),
+            ),
+            *(rows, start, page, visible, factor, cap, MASKED, META),
         )
-        page, wrong = _checked(following, n_pages, wrong, FACTS)
-        following = _pages(pages, start + 2 * BLOCK_N, low, stop, FACTS)
-    return total, largest, denominator, wrong
+        page, wrong = _checked(following, n_pages, wrong, META)
+        following = _pages(pages, start + 2 * BLOCK_N, visible.low, visible.stop, META)
+    return acc, m_i, l_i, wrong
 
 
 @triton.jit
-def _fill(logsumexp, batch, head, strides, count, padded, chosen, FACTS: tl.constexpr):
-    """Where `chosen`, have the logarithms of rows that there are not, at most 31 of each head, infinite."""
+def _pad_logsumexp(logsumexp, batch, head, strides, count, padded, chosen, META: tl.constexpr):
+    """Set the logsumexp of rows from `count` to `padded`, at most 31 per head, to inf where `chosen`."""
     rows = count + tl.arange(0, 32)
-    for i in range(FACTS.ratio):
+    for i in range(META.ratio):
         pointers = logsumexp + batch * strides[0] + (head + i) * strides[1] + rows * strides[2]
         tl.store(pointers, tl.full((32,), float("inf"), tl.float32), mask=(rows < padded) & chosen)
 
@@ -329,140 +364,139 @@ def attend_to_splits(
     keys,
     diagonal,
     window,
-    shared,
+    kv_heads,
     blocks,
     splits,
-    least,
+    least_keys,
     n_pages,
     padded,
     scale: tl.float64,
     softcap: tl.float64,
-    FACTS: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """A program takes a split of the keys that a block of rows sees.
+    """Attend a block of rows to one split of the keys that they see.
 
-    A sequence's tokens lie in a row of the batch, or where `starts` tells, and so do its keys, or where `key_starts`
-    tells, or in its `pages`, of which `lengths` are those that there are. `scales` are what keys and values are
-    multiplied by. `strides` are those of query (batch, head, token), of key and value (batch or page, head, row), of
-    the result, the bias and the logarithms of sums, of the table and of the scales.
-    Rows of the logarithms from the last query on, to `padded`, are infinite.
+    A sequence's tokens are a row of the batch, or begin at `starts`. Keys are a row of the batch, begin at
+    `key_starts`, or lie in `pages`, where `lengths` counts them. `scales` are factors of keys and values.
+    `strides` are `DecodeStrides`. logsumexp is inf behind the last query, up to row `padded`.
     """
-    BLOCK_M: tl.constexpr = FACTS.block_m
-    BLOCK_N: tl.constexpr = FACTS.block_n
-    BLOCK_V: tl.constexpr = FACTS.block_v
-    RATIO: tl.constexpr = FACTS.ratio
-    EMPTY: tl.constexpr = FACTS.empty
+    BLOCK_M: tl.constexpr = META.block_m
+    BLOCK_N: tl.constexpr = META.block_n
+    BLOCK_V: tl.constexpr = META.block_v
+    RATIO: tl.constexpr = META.ratio
     ELEMENT: tl.constexpr = out.dtype.element_ty
     wait_for_previous_launch()
-    if FACTS.dependent:
+    if META.dependent:
         tl.extra.cuda.gdc_launch_dependents()
-    head = tl.program_id(0) % shared
-    split = tl.program_id(0) // shared % splits
-    block = tl.program_id(0) // shared // splits
+    strides = DecodeStrides(*strides)
+    head = tl.program_id(0) % kv_heads
+    split = tl.program_id(0) // kv_heads % splits
+    block = tl.program_id(0) // kv_heads // splits
     if starts is None:
         sequence = block // blocks
         block = block % blocks
     else:
-        sequence = _sequence_at(starts, sequences, block, True, FACTS)
-        block -= _first_block(tl.load(starts + sequence).to(tl.int32), sequence, FACTS)
-    sizes = (sequences, tokens, queries, keys, diagonal)
-    first, count, first_key, length, diagonal = _sequence(sequence, starts, lengths, key_starts, sizes)
-    low, base, split_keys, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
+        sequence = _sequence_of(starts, sequences, block, True, META)
+        block -= _first_block(tl.load(starts + sequence).to(tl.int32), sequence, META)
+    all_lengths = Lengths(sequences, tokens, queries, keys, diagonal)
+    first, count, first_key, length, diagonal = _sequence_rows(sequence, starts, lengths, key_starts, all_lengths)
+    low, base, split_keys, end = _split_keys(block, count, length, diagonal, window, splits, least_keys, META)
     begin = base + split * split_keys
     stop = tl.minimum(end, begin + split_keys)
     batch, head = sequence.to(tl.int64), head.to(tl.int64)
     if logsumexp is not None:
-        _fill(logsumexp, batch, head * RATIO, strides[5], count, padded, (split == 0) & (block == 0), FACTS)
-    # To end here would have Triton 3.6 forget which strides are 1.
-    if FACTS.split:
+        _pad_logsumexp(
+            logsumexp, batch, head * RATIO, strides.logsumexp, count, padded, (split == 0) & (block == 0), META
+        )
+    # Programs without keys go on with none: with an early return Triton 3.6 forgets which strides are 1.
+    if META.split:
         count = tl.where(begin < stop, count, 0)
     stop = tl.where(block * BLOCK_M < count * RATIO, stop, begin)
     flat = block * BLOCK_M + tl.arange(0, BLOCK_M)
     there = flat < count * RATIO
     rows = flat // RATIO
     heads = head * RATIO + flat % RATIO
-    # Counted from the first of all, or from the first of a row of the batch.
+    # Counted from the first token of all, or of a row of the batch.
     token = rows.to(tl.int64)
     if starts is not None:
         token += first
-    columns = tl.arange(0, FACTS.block_d)
-    pointers = query + (batch * strides[0][0] + heads * strides[0][1] + token * strides[0][2])[:, None]
-    q = tl.load(pointers + columns[None, :], mask=there[:, None] & (columns < FACTS.head_size)[None, :], other=0.0)
-    key += head * strides[1][1]
-    value += head * strides[2][1]
+    columns = tl.arange(0, META.block_d)
+    pointers = query + (batch * strides.query[0] + heads * strides.query[1] + token * strides.query[2])[:, None]
+    q = tl.load(pointers + columns[None, :], mask=there[:, None] & (columns < META.head_size)[None, :], other=0.0)
+    key += head * strides.key[1]
+    value += head * strides.value[1]
     if key_starts is not None:
-        key += tl.full((), first_key, tl.int64) * strides[1][2]
-        value += tl.full((), first_key, tl.int64) * strides[2][2]
-    elif FACTS.page == 0:
-        key += batch * strides[1][0]
-        value += batch * strides[2][0]
+        key += tl.full((), first_key, tl.int64) * strides.key[2]
+        value += tl.full((), first_key, tl.int64) * strides.value[2]
+    elif META.page == 0:
+        key += batch * strides.key[0]
+        value += batch * strides.value[0]
     else:
-        pages += batch * strides[6]
+        pages += batch * strides.pages
     if bias is not None:
-        bias = bias + (batch * strides[4][0] + heads * strides[4][1])[:, None]
-    # Strides are asked for before the loops: behind them, too, those that are 1 are lost.
-    out = out + (batch * strides[3][0] + heads * strides[3][1] + token * strides[3][2])[:, None]
+        bias = bias + (batch * strides.bias[0] + heads * strides.bias[1])[:, None]
+    # Before the loops: behind them, too, Triton 3.6 forgets which strides are 1.
+    out = out + (batch * strides.out[0] + heads * strides.out[1] + token * strides.out[2])[:, None]
     if logsumexp is not None:
-        logsumexp = logsumexp + batch * strides[5][0] + heads * strides[5][1] + token * strides[5][2]
-    factor, of_value = score_factor(tl.full((), scale, tl.float64), FACTS.nats), 1.0
+        of_logsumexp = strides.logsumexp
+        logsumexp = logsumexp + batch * of_logsumexp[0] + heads * of_logsumexp[1] + token * of_logsumexp[2]
+    factor, value_scale = score_factor(tl.full((), scale, tl.float64), META.nats), 1.0
     if scales is not None:
-        factor *= tl.load(scales[0] + head * strides[7][0])
-        of_value = tl.load(scales[1] + head * strides[7][1])
+        factor *= tl.load(scales[0] + head * strides.scales[0])
+        value_scale = tl.load(scales[1] + head * strides.scales[1])
     cap = tl.full((), softcap, tl.float64).to(tl.float32)
-    if FACTS.capped:
+    if META.capped:
         factor = factor * 2 / cap
-    numbers = (factor, cap * LOG2E)
-    wrong = tl.zeros((BLOCK_N // FACTS.run,), tl.int32)
-    total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
-    largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    denominator = tl.zeros((BLOCK_M,), tl.float32)
+    cap = cap * LOG2E
+    wrong = tl.zeros((BLOCK_N // META.run,), tl.int32)
+    acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
     rows = tl.where(there, rows, -1)
-    seen = (low, diagonal, window)
-    table = (pages, n_pages)
-    if FACTS.apart:
-        # Between what some rows do not see, for a window or the diagonal.
+    inputs = (q, key, value, bias)
+    if META.unmasked:
+        # All rows see the keys between these, which the window and the diagonal leave.
         from_, to = begin, stop
-        if FACTS.windowed:
+        if META.windowed:
             last = tl.minimum(count, (block * BLOCK_M + BLOCK_M - 1) // RATIO + 1) - 1
             from_ = tl.maximum(tl.cdiv(tl.maximum(last + diagonal - window + 1, 0), BLOCK_N) * BLOCK_N, begin)
-        if FACTS.causal:
+        if META.causal:
             to = tl.minimum(stop, tl.maximum(block * BLOCK_M // RATIO + diagonal + 1, 0))
         to = to // BLOCK_N * BLOCK_N
         from_ = tl.minimum(from_, stop)
         to = tl.maximum(to, from_)
-        if FACTS.windowed:
-            state = (total, largest, denominator, wrong)
-            total, largest, denominator, wrong = _take_all(
-                state, q, key, value, bias, table, strides, rows, begin, from_, seen, numbers, True, FACTS
+        if META.windowed:
+            acc, m_i, l_i, wrong = _attend_range(
+                *((acc, m_i, l_i, wrong), inputs, pages, n_pages, strides, rows, begin),
+                *(Visible(low, from_, diagonal, window), factor, cap, True, META),
             )
-        state = (total, largest, denominator, wrong)
-        total, largest, denominator, wrong = _take_all(
-            state, q, key, value, bias, table, strides, rows, from_, to, seen, numbers, False, FACTS
+        acc, m_i, l_i, wrong = _attend_range(
+            *((acc, m_i, l_i, wrong), inputs, pages, n_pages, strides, rows, from_),
+            *(Visible(low, to, diagonal, window), factor, cap, False, META),
         )
         begin = to
-    state = (total, largest, denominator, wrong)
-    total, largest, denominator, wrong = _take_all(
-        state, q, key, value, bias, table, strides, rows, begin, stop, seen, numbers, True, FACTS
+    acc, m_i, l_i, wrong = _attend_range(
+        *((acc, m_i, l_i, wrong), inputs, pages, n_pages, strides, rows, begin),
+        *(Visible(low, stop, diagonal, window), factor, cap, True, META),
     )
-    if FACTS.page > 0:
-        tl.device_assert(wrong == 0, "a page of the block table that the caches do not have")
+    if META.page > 0:
+        tl.device_assert(wrong == 0, "block_table names a page that the caches do not have")
     columns = tl.arange(0, BLOCK_V)
-    mask = there[:, None] & (columns < FACTS.value_size)[None, :]
-    if FACTS.split:
+    mask = there[:, None] & (columns < META.value_size)[None, :]
+    if META.split:
         if starts is None:
             token += batch * queries
-        place = (token * (shared * RATIO) + heads) * splits + split
-        tl.store(partial[0] + place[:, None] * FACTS.value_size + columns[None, :], total, mask=mask)
-        tl.store(partial[1] + place * 2, largest, mask=there)
-        tl.store(partial[1] + place * 2 + 1, denominator, mask=there)
+        index = (token * (kv_heads * RATIO) + heads) * splits + split
+        tl.store(partial[0] + index[:, None] * META.value_size + columns[None, :], acc, mask=mask)
+        tl.store(partial[1] + index * 2, m_i, mask=there)
+        tl.store(partial[1] + index * 2 + 1, l_i, mask=there)
     else:
-        nothing = denominator == 0
-        denominator = tl.where(nothing, 1.0, denominator)
-        total /= denominator[:, None]
-        tl.store(out + columns[None, :], (total * of_value).to(ELEMENT), mask=mask)
+        no_keys = l_i == 0
+        l_i = tl.where(no_keys, 1.0, l_i)
+        acc /= l_i[:, None]
+        tl.store(out + columns[None, :], (acc * value_scale).to(ELEMENT), mask=mask)
         if logsumexp is not None:
-            logarithm = tl.where(nothing, float(EMPTY), _logarithm(largest, denominator, FACTS))
-            tl.store(logsumexp, logarithm, mask=there)
+            tl.store(logsumexp, tl.where(no_keys, float(META.empty), _logsumexp(m_i, l_i, META)), mask=there)
 
 
 @libentry()
@@ -482,122 +516,102 @@ def combine_splits(
     keys,
     diagonal,
     window,
-    shared,
+    kv_heads,
     splits,
-    least,
-    FACTS: tl.constexpr,
+    least_keys,
+    META: tl.constexpr,
 ):
-    """A program combines the splits of a row in their order; `strides` are as of `attend_to_splits`."""
-    BLOCK_V: tl.constexpr = FACTS.block_v
-    RATIO: tl.constexpr = FACTS.ratio
-    EMPTY: tl.constexpr = FACTS.empty
+    """Combine the splits of a row in their order; the arguments are attend_to_splits's."""
+    BLOCK_V: tl.constexpr = META.block_v
+    RATIO: tl.constexpr = META.ratio
+    strides = DecodeStrides(*strides)
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(0) % (shared * RATIO)
-    token = tl.program_id(0) // (shared * RATIO)
+    head = tl.program_id(0) % (kv_heads * RATIO)
+    token = tl.program_id(0) // (kv_heads * RATIO)
     if starts is None:
         sequence = token // queries
     else:
-        sequence = _sequence_at(starts, sequences, token, False, FACTS)
-    sizes = (sequences, tokens, queries, keys, diagonal)
-    first, count, _, length, diagonal = _sequence(sequence, starts, lengths, key_starts, sizes)
-    block = ((token - first) * RATIO + head % RATIO) // FACTS.block_m
-    _, base, split_keys, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
-    there = tl.cdiv(tl.maximum(end - base, 0), split_keys)
-    # Before the loop, as above.
-    batch, own = sequence.to(tl.int64), token.to(tl.int64)
+        sequence = _sequence_of(starts, sequences, token, False, META)
+    all_lengths = Lengths(sequences, tokens, queries, keys, diagonal)
+    first, count, _, length, diagonal = _sequence_rows(sequence, starts, lengths, key_starts, all_lengths)
+    block = ((token - first) * RATIO + head % RATIO) // META.block_m
+    _, first_key, split_keys, end = _split_keys(block, count, length, diagonal, window, splits, least_keys, META)
+    n_splits = tl.cdiv(tl.maximum(end - first_key, 0), split_keys)
+    # Before the loop, as in attend_to_splits.
+    batch, own_token = sequence.to(tl.int64), token.to(tl.int64)
     if starts is None:
-        own -= batch * queries
-    out += batch * strides[3][0] + head.to(tl.int64) * strides[3][1] + own * strides[3][2]
+        own_token -= batch * queries
+    out += batch * strides.out[0] + head.to(tl.int64) * strides.out[1] + own_token * strides.out[2]
     if logsumexp is not None:
-        logsumexp += batch * strides[5][0] + head.to(tl.int64) * strides[5][1] + own * strides[5][2]
-    of_value = 1.0
+        of_logsumexp = strides.logsumexp
+        logsumexp += batch * of_logsumexp[0] + head.to(tl.int64) * of_logsumexp[1] + own_token * of_logsumexp[2]
+    value_scale = 1.0
     if scales is not None:
-        of_value = tl.load(scales[1] + head // RATIO * strides[7][1])
+        value_scale = tl.load(scales[1] + head // RATIO * strides.scales[1])
     columns = tl.arange(0, BLOCK_V)
-    total = tl.zeros((BLOCK_V,), tl.float32)
-    largest = tl.full((), float("-inf"), tl.float32)
-    denominator = tl.full((), 0.0, tl.float32)
+    acc = tl.zeros((BLOCK_V,), tl.float32)
+    m_i = tl.full((), float("-inf"), tl.float32)
+    l_i = tl.full((), 0.0, tl.float32)
+    # What comes before reads nothing that attend_to_splits writes, so a dependent launch overlaps with its end.
     wait_for_previous_launch()
-    for begin in range(0, there, _SPLITS):
+    for begin in range(0, n_splits, _SPLITS):
         i = begin + tl.arange(0, _SPLITS)
-        place = row * splits + i
-        each = tl.load(partial[1] + place * 2, mask=i < there, other=float("-inf"))
-        sums = tl.load(partial[1] + place * 2 + 1, mask=i < there, other=0.0)
-        mask = (i < there)[:, None] & (columns < FACTS.value_size)[None, :]
-        values = tl.load(partial[0] + place[:, None] * FACTS.value_size + columns[None, :], mask=mask, other=0.0)
-        most = tl.maximum(largest, tl.max(each, 0))
-        shift = base_of(most)
-        weights = exponentials(each, shift, False, FACTS.nats)
-        kept = exponentials(largest, shift, False, FACTS.nats)
-        denominator = denominator * kept + tl.sum(sums * weights, 0)
-        total = total * kept + tl.sum(values * weights[:, None], 0)
-        largest = most
-    nothing = denominator == 0
-    denominator = tl.where(nothing, 1.0, denominator)
-    total /= denominator
-    total *= of_value
-    tl.store(out + columns, total.to(out.dtype.element_ty), mask=columns < FACTS.value_size)
+        index = row * splits + i
+        split_max = tl.load(partial[1] + index * 2, mask=i < n_splits, other=float("-inf"))
+        split_sum = tl.load(partial[1] + index * 2 + 1, mask=i < n_splits, other=0.0)
+        mask = (i < n_splits)[:, None] & (columns < META.value_size)[None, :]
+        split_acc = tl.load(partial[0] + index[:, None] * META.value_size + columns[None, :], mask=mask, other=0.0)
+        new_max = tl.maximum(m_i, tl.max(split_max, 0))
+        base = finite_max(new_max)
+        weights = exponentials(split_max, base, False, META.nats)
+        rescale = exponentials(m_i, base, False, META.nats)
+        l_i = l_i * rescale + tl.sum(split_sum * weights, 0)
+        acc = acc * rescale + tl.sum(split_acc * weights[:, None], 0)
+        m_i = new_max
+    no_keys = l_i == 0
+    l_i = tl.where(no_keys, 1.0, l_i)
+    acc /= l_i
+    acc *= value_scale
+    tl.store(out + columns, acc.to(out.dtype.element_ty), mask=columns < META.value_size)
     if logsumexp is not None:
-        tl.store(logsumexp, tl.where(nothing, float(EMPTY), _logarithm(largest, denominator, FACTS)))
+        tl.store(logsumexp, tl.where(no_keys, float(META.empty), _logsumexp(m_i, l_i, META)))
 
 
-class Paged(NamedTuple):
-    """Attention of sequences whose keys and values lie in pages, all causal: the last token sees all keys.
-
-    `query` is (tokens, heads, elements); `starts` tells where the tokens of each sequence begin, and where the last
-    ones end, or is None where each has one. Caches are (pages, rows of a page, heads, elements), `pages` (sequences,
-    pages of one), `lengths` the keys of each. `scales` are what keys and values of each head, or of all, are multiplied
-    by. A query sees the last `window` keys, scores have a soft cap; None is for all keys and for no cap.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    pages: torch.Tensor
-    lengths: torch.Tensor
-    starts: torch.Tensor | None
-    scales: tuple[torch.Tensor, torch.Tensor] | None
-    scale: float | Number
-    softcap: float | None
-    window: int | None
-    precision: str
-
-
-class _Cut(NamedTuple):
-    """How a call is cut: its tile, the blocks of rows, the splits of each, and how many keys one has at least."""
+class Cut(NamedTuple):
+    """A division of work: tile, blocks of rows, splits of each block's keys, fewest keys of a split."""
 
     tile: table.Tile
     blocks: int
     splits: int
-    least: int
+    least_keys: int
 
     @staticmethod
-    def of(tile: table.Tile, blocks: int, shared: int, keys: int, device: torch.device) -> _Cut:
-        """For as many keys, or fewer."""
+    def choose(tile: table.Tile, blocks: int, kv_heads: int, keys: int, device: torch.device) -> Cut:
+        """Choose the splits of a call whose sequences have up to `keys` keys."""
         if settings().invariant:
-            return _Cut(tile, blocks, 1, 0)
-        split_keys = table.keys_of_split(blocks * shared, keys, tile.BLOCK_N, devices.multiprocessors(device))
-        return _Cut(tile, blocks, max(1, -(-keys // split_keys)), table.LEAST)
+            return Cut(tile, blocks, 1, 0)
+        split_keys = table.keys_of_split(blocks * kv_heads, keys, tile.BLOCK_N, devices.multiprocessors(device))
+        return Cut(tile, blocks, max(1, -(-keys // split_keys)), table.LEAST_SPLIT_KEYS)
 
 
-def _run(
+def launch_splits(
     operands: dict[str, Any],
     out: torch.Tensor,
     logsumexp: torch.Tensor | None,
     strides: tuple[Any, ...],
     sizes: dict[str, int],
-    cut: _Cut,
-    facts: DecodeFacts,
+    cut: Cut,
+    meta: DecodeMeta,
     **others: Any,
 ) -> None:
-    """Launch a call, and where there are several splits what combines them."""
-    rows, shared, device = sizes["tokens"] * sizes["shared"] * facts.ratio, sizes["shared"], out.device
+    """Launch attend_to_splits, and combine_splits if there are several."""
+    rows, kv_heads, device = sizes["tokens"] * sizes["kv_heads"] * meta.ratio, sizes["kv_heads"], out.device
     partial, several = None, cut.splits > 1
-    facts = replace(facts, split=several, dependent=several and devices.has_dependent_launch(device))
+    meta = replace(meta, split=several, dependent=several and devices.has_dependent_launch(device))
     if several:
-        values = empty((rows, cut.splits, facts.value_size), torch.float32, device)
+        values = empty((rows, cut.splits, meta.value_size), torch.float32, device)
         partial = (values, empty((rows, cut.splits, 2), torch.float32, device))
-    attend_to_splits[(cut.blocks * cut.splits * shared,)](
+    attend_to_splits[(cut.blocks * cut.splits * kv_heads,)](
         **operands,
         **others,
         **sizes,
@@ -606,13 +620,13 @@ def _run(
         partial=partial,
         strides=strides,
         splits=cut.splits,
-        least=cut.least,
-        # Logarithms of packed sequences, which lie one after the other, are not padded.
+        least_keys=cut.least_keys,
+        # Packed logsumexp is not padded.
         padded=0 if logsumexp is None or operands["key_starts"] is not None else logsumexp.shape[2],
-        FACTS=facts,
+        META=meta,
         **cut.tile.options,
-        **compiler_options(facts.natural),
-        **(ASSERTING if facts.page else {}),
+        **compiler_options(meta.natural),
+        **(ASSERTING if meta.page else {}),
     )
     if partial is not None:
         combine_splits[(rows,)](
@@ -623,128 +637,66 @@ def _run(
             logsumexp=logsumexp,
             strides=strides,
             splits=cut.splits,
-            least=cut.least,
-            FACTS=facts,
+            least_keys=cut.least_keys,
+            META=meta,
             num_warps=table.COMBINING_WARPS,
             **devices.current.options,
-            **(ASSERTING if facts.page else {}),
+            **(ASSERTING if meta.page else {}),
         )
 
 
-def _most_blocks(rows: int, sequences: int, tile: table.Tile) -> int:
-    """The most blocks that so many rows, of sequences of several lengths, are cut into: each begins one of its own."""
+def most_blocks(rows: int, sequences: int, tile: table.Tile) -> int:
+    """Return an upper bound of the blocks of packed sequences, each of which begins a block of its own."""
     return rows // tile.BLOCK_M + sequences + 1
 
 
-def _seen(problem: Problem) -> int:
-    """The keys that the last query sees, of the longest of packed sequences."""
+def _keys_of_last_query(problem: Problem) -> int:
+    """Return the keys that the last query sees, or that of the longest packed sequence."""
     if problem.packed is not None and problem.packed.last:
         return problem.keys
     return max(0, min(problem.keys, problem.queries + problem.diagonal)) if problem.causal else problem.keys
 
 
 def decodes(problem: Problem, logsumexp: torch.Tensor | None = None) -> bool:
-    """Whether there are few queries, and keys enough that reading them is what takes time."""
+    """Return whether a problem has few queries, and enough keys for reading them to dominate."""
     if logsumexp is not None and problem.packed is not None and not problem.packed.logarithms:
-        # Those of a sequence would be in a row of its own.
+        # These kernels store packed sequences' logsumexp packed.
         return False
     few = problem.queries <= table.FEW_QUERIES and problem.queries * problem.ratio <= table.FEW_ROWS
-    # How keys are cut depends on how many other rows there are.
+    # Splits depend on the number of other rows, so not in invariant mode.
     plain = problem.dropout is None and not settings().invariant
-    return plain and few and _seen(problem) >= table.MANY_KEYS
+    return plain and few and _keys_of_last_query(problem) >= table.MANY_KEYS
 
 
 def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, no_keys: str = "inf") -> None:
-    """Write what `forward.attention` does, of the same arguments, by programs that share the keys of a head."""
+    """Do what `forward.attention` does, for a problem that `decodes`, without dropout."""
     query, key, value = problem.query, problem.key, problem.value
-    (_, _, rows, head), shared, packed = query.shape, key.shape[1], problem.packed
+    (_, _, rows, head), kv_heads, packed = query.shape, key.shape[1], problem.packed
     batch, queries = problem.batch, problem.queries
-    if not batch * rows * shared:
+    if not batch * rows * kv_heads:
         return
     tile = table.decoding(
         *(devices.current.kind, query.dtype.itemsize, power_of_2(max(head, value.shape[3]))),
         *(queries * problem.ratio, devices.shared_memory(query.device)),
     )
     blocks = -(-queries * problem.ratio // tile.BLOCK_M)
-    all_blocks = blocks * batch if packed is None else _most_blocks(rows * problem.ratio, batch, tile)
-    cut = _Cut.of(tile, all_blocks, shared, _seen(problem), query.device)
-    facts = DecodeFacts(**vars(problem.facts(tile, out, empty=no_keys)))
+    all_blocks = blocks * batch if packed is None else most_blocks(rows * problem.ratio, batch, tile)
+    cut = Cut.choose(tile, all_blocks, kv_heads, _keys_of_last_query(problem), query.device)
+    meta = DecodeMeta(**vars(problem.meta(tile, out, empty=no_keys)))
     strides = (
         *(*map(problem.strides, (query, key, value, out)), problem.bias_strides),
-        *(problem.logarithm_strides(logsumexp)[:3], 0, (0, 0)),
+        *(problem.logsumexp_strides(logsumexp)[:3], 0, (0, 0)),
     )
     operands = {"query": query, "key": key, "value": value, "bias": problem.bias}
     operands |= dict.fromkeys(("pages", "lengths", "scales"))
     operands["starts"], operands["key_starts"] = problem.starts
     tokens = batch * rows if packed is None else rows
     sizes = {"sequences": batch, "tokens": tokens, "queries": queries, "keys": problem.keys}
-    sizes |= {"diagonal": problem.diagonal, "window": 0, "shared": shared}
-    _run(
-        *(operands, out, logsumexp, strides, sizes, cut, facts),
+    sizes |= {"diagonal": problem.diagonal, "window": 0, "kv_heads": kv_heads}
+    launch_splits(
+        *(operands, out, logsumexp, strides, sizes, cut, meta),
         blocks=blocks,
         n_pages=0,
         scale=problem.factor,
         softcap=0.0,
-    )
-
-
-def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
-    """Write the result, (tokens, heads, elements of a value); tokens behind those of the last sequence are 0."""
-    query, key, value = work.query, work.key, work.value
-    (tokens, heads, head), (n_pages, page, shared, size) = query.shape, value.shape
-    sequences, most = work.pages.shape
-    if not tokens * heads:
-        return
-    ratio, ragged = heads // shared, work.starts is not None
-    # Of sequences of several lengths no more is known here than how many tokens there are in all.
-    rows = -(-tokens // max(1, sequences)) * ratio if ragged else ratio
-    tile = table.decoding(
-        *(devices.current.kind, key.dtype.itemsize, power_of_2(max(head, size))),
-        *(table.FEW if settings().invariant else rows, devices.shared_memory(query.device)),
-    )
-    blocks = _most_blocks(tokens * ratio, sequences, tile) if ragged else -(-ratio // tile.BLOCK_M)
-    cut = _Cut.of(tile, blocks if ragged else blocks * sequences, shared, page * most, query.device)
-    wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (key, value))
-    facts = DecodeFacts(
-        causal=ragged or work.window is not None,
-        last=True,
-        natural=False,
-        nats=False,
-        empty="inf",
-        bias_of_keys=False,
-        dropout="",
-        aligned=False,
-        precision=products(work.precision, query),
-        index=tl.int64 if wide else tl.int32,
-        ratio=ratio,
-        head_size=head,
-        value_size=size,
-        block_d=max(16, power_of_2(head)),
-        block_v=max(16, power_of_2(size)),
-        block_m=tile.BLOCK_M,
-        block_n=tile.BLOCK_N,
-        page=page,
-        windowed=work.window is not None,
-        capped=work.softcap is not None,
-        apart=tile.BLOCK_M >= table.APART,
-    )
-    ordered = [(own.stride(0), own.stride(2), own.stride(1)) for own in (key, value)]
-    # The token is the row where it is counted from the first of all, and the batch where each sequence has one.
-    rows_of = [
-        (0, own.stride(1), own.stride(0)) if ragged else (own.stride(0), own.stride(1), 0) for own in (query, out)
-    ]
-    scales = (0, 0) if work.scales is None else tuple([own.stride(0) if own.numel() > 1 else 0 for own in work.scales])
-    strides = (rows_of[0], *ordered, rows_of[1], (0, 0, 0, 0), (0, 0, 0), work.pages.stride(0), scales)
-    operands = {"query": query, "key": key, "value": value, "bias": None, "pages": work.pages}
-    operands |= {"lengths": work.lengths, "starts": work.starts, "key_starts": None, "scales": work.scales}
-    # Without pages there is no room for a key.
-    room = page * most if n_pages else 0
-    sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": room, "diagonal": 0}
-    sizes |= {"window": work.window or 0, "shared": shared}
-    _run(
-        *(operands, out, None, strides, sizes, cut, facts),
-        blocks=blocks,
-        n_pages=max(1, n_pages),
-        scale=work.scale,
-        softcap=work.softcap or 0.0,
     )

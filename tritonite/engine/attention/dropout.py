@@ -1,10 +1,13 @@
-"""Which elements of the softmax dropout keeps: ATen's on CUDA, by its own mapping of elements to random numbers.
+"""Dropout of attention: the elements that ATen's CUDA kernels keep, by their mappings of elements to Philox draws.
 
-Flash attention (FlashAttention 2: dropout.h, philox.cuh) has one draw of Philox with 7 rounds for each lane of a warp
-and each block of 16 rows and 32 columns, whose 16 bytes are those of a lane's elements in products of 16x8. The counter
-begins at the offset plus 32 for each head, and a lane's number is added to it; the block's row and column are the
-subsequence. Efficient attention (mem_eff_attention/kernel_forward.h) numbers the elements of all heads in order, and
-takes the words of one subsequence in that order. No kernel of cuDNN's tells of its mapping.
+Flash attention (FlashAttention 2: dropout.h, philox.cuh) draws with 7 rounds of Philox, once for each lane of a warp
+and each tile of 16 rows and 32 columns. The draw's 16 bytes are for the 16 elements that the lane holds of 16x8
+products. The counter is the offset, plus 32 per head, plus the lane; the subsequence is the tile's row and column.
+
+Efficient attention (mem_eff_attention/kernel_forward.h) numbers the elements of all heads in order. Element i takes the
+i-th 32-bit number of one subsequence.
+
+cuDNN does not document its mapping.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import triton.language as tl
 from tritonite.language.random import interleave4, uniform_of, words
 from tritonite.runtime.symbols import Drawn, Number
 
-# The rounds of flash attention's Philox, its block of rows and columns, and the lanes of it.
+# Flash attention's rounds of Philox, rows and columns of a tile that share a subsequence, and lanes of a warp.
 _ROUNDS = tl.constexpr(7)
 _ROWS, _COLUMNS = tl.constexpr(16), tl.constexpr(32)
 LANES = 32
@@ -27,10 +30,10 @@ _LANES = tl.constexpr(LANES)
 
 
 class Dropout(NamedTuple):
-    """Elements are dropped with probability `p`, by the numbers of flash attention's `lanes` or of all elements.
+    """Dropout with probability `p`, by flash attention's mapping (`lanes`) or by efficient attention's.
 
-    The generator is `advanced` by a forward pass, which writes seed and offset to `memory`, two of int64, if there is
-    any. A gradient takes them from there, or else has them as numbers, the `state`.
+    A forward pass advances the generator by `advanced` and writes seed and offset to `memory`, two int64, unless that
+    is None. A backward pass reads seed and offset from `memory`, or from `state` where `memory` is None.
     """
 
     p: float | Number
@@ -40,59 +43,68 @@ class Dropout(NamedTuple):
     state: Sequence[int | Drawn | Any] = (0, 0)
 
 
+class Draws(NamedTuple):
+    """Random numbers of a head: Philox seed, first counter or element, threshold for keeping, scale of kept values."""
+
+    seed: Any
+    begin: Any
+    threshold: Any
+    gain: Any
+
+
 @triton.jit
-def _share_kept(p):
-    """In float32 as ATen's, but with room for what follows."""
+def _keep_probability(p):
+    """Return 1 - p rounded to float32, as ATen has it, in float64."""
     return (1.0 - tl.full((), p, tl.float64).to(tl.float32)).to(tl.float64)
 
 
 @triton.jit
 def gain(p):
-    """What elements that are kept are multiplied by."""
-    return (1.0 / _share_kept(p)).to(tl.float32)
+    """Return the float32 scale of kept elements, 1 / (1 - p)."""
+    return (1.0 / _keep_probability(p)).to(tl.float32)
 
 
 @triton.jit
-def drawn_for(seed, offset, memory, p, head, queries, keys, FACTS: tl.constexpr):
-    """(seed, where the numbers of a head begin, threshold, `gain`), of heads that are counted over all batches."""
-    # In the interpreter numbers have no type of their own.
+def head_draws(seed, offset, memory, p, head, queries, keys, META: tl.constexpr):
+    """Return the `Draws` of a head; `head` counts over all batches."""
+    # In the interpreter Python integers have no dtype.
     seed, offset = seed.to(tl.int64), offset.to(tl.int64)
     if memory is not None:
         seed, offset = tl.load(memory), tl.load(memory + 1)
-    if FACTS.dropout == "lanes":
+    if META.dropout == "lanes":
         begin = offset + head * _LANES
-        threshold = tl.floor(_share_kept(p) * 255.0).to(tl.uint8)
+        threshold = tl.floor(_keep_probability(p) * 255.0).to(tl.uint8)
     else:
         begin = offset + head * queries * keys
         threshold = tl.full((), p, tl.float64).to(tl.float32)
-    return seed, begin, threshold, gain(p)
+    return Draws(seed, begin, threshold, gain(p))
 
 
 @triton.jit
-def kept_tile(drawn, first_row, first_column, keys, FACTS: tl.constexpr):
-    """Which elements are kept of a tile of FACTS.block_m rows and FACTS.block_n columns."""
-    if FACTS.dropout == "lanes":
-        result = _by_lanes(drawn, first_row, first_column, FACTS.block_m, FACTS.block_n)
+def keep_mask(draws, first_row, first_column, keys, META: tl.constexpr):
+    """Return the mask of kept elements in a tile of META.block_m rows and META.block_n columns."""
+    if META.dropout == "lanes":
+        result = _keep_by_lanes(draws, first_row, first_column, META.block_m, META.block_n)
     else:
-        result = _by_elements(drawn, first_row, first_column, keys, FACTS.block_m, FACTS.block_n, FACTS.aligned)
+        result = _keep_by_elements(draws, first_row, first_column, keys, META.block_m, META.block_n, META.aligned)
     return result
 
 
 @triton.jit
-def _by_lanes(drawn, first_row, first_column, M: tl.constexpr, N: tl.constexpr):
-    """A lane has two columns next to each other in each eight of them, and two rows at a distance of eight.
+def _keep_by_lanes(draws, first_row, first_column, M: tl.constexpr, N: tl.constexpr):
+    """Return the mask of kept elements by flash attention's mapping.
 
-    Triton's products have them so, too: in this order of dimensions no draw has to change lanes.
+    A lane holds two adjacent columns of every eight, and two rows at distance eight. Triton lays tiles of products
+    out alike, so with this order of dimensions no draw moves to another lane.
     """
-    seed, begin, threshold, _ = drawn
     BLOCKS_M: tl.constexpr = M // _ROWS
     BLOCKS_N: tl.constexpr = N // _COLUMNS
     block, row, pair = tl.arange(0, BLOCKS_N)[:, None, None], tl.arange(0, M // 2)[None, :, None], tl.arange(0, 4)
-    counter = begin + (row % 8 * 4 + pair[None, None, :])
+    counter = draws.begin + (row % 8 * 4 + pair[None, None, :])
     block_row, block_column = row // 8 + first_row // _ROWS, block + first_column // _COLUMNS
-    place = tl.broadcast_to((block_column.to(tl.int64) << 32) + block_row, (BLOCKS_N, M // 2, 4))
-    a, b, c, d = words(seed, counter, place, _ROUNDS)
-    # Behind the draws: which sixteen and which eight of the block's columns, which eight of its rows, which column.
+    subsequence = tl.broadcast_to((block_column.to(tl.int64) << 32) + block_row, (BLOCKS_N, M // 2, 4))
+    a, b, c, d = words(draws.seed, counter, subsequence, _ROUNDS)
+    # The last four dimensions: columns by 16, columns by 8, rows by 8, column of a pair.
     tile = tl.reshape(
         _join4(
             _bytes(a, b, c, d, 0),
@@ -102,36 +114,42 @@ def _by_lanes(drawn, first_row, first_column, M: tl.constexpr, N: tl.constexpr):
         ),
         (BLOCKS_N, BLOCKS_M, 8, 4, 2, 2, 2, 2),
     )
-    return tl.reshape(tl.permute(tile, (1, 6, 2, 0, 4, 5, 3, 7)), (M, N)) <= threshold
+    return tl.reshape(tl.permute(tile, (1, 6, 2, 0, 4, 5, 3, 7)), (M, N)) <= draws.threshold
 
 
 @triton.jit
 def _join4(a, b, c, d):
-    """Four tensors along two new dimensions at the end."""
+    """Stack four tensors along two new last dimensions."""
     return tl.join(tl.join(a, c), tl.join(b, d))
 
 
 @triton.jit
 def _bytes(a, b, c, d, SHIFT: tl.constexpr):
-    """The bytes at SHIFT of four words."""
+    """Return the bytes at bit SHIFT of four 32-bit numbers, along two new last dimensions."""
     return _join4(
         (a >> SHIFT).to(tl.uint8), (b >> SHIFT).to(tl.uint8), (c >> SHIFT).to(tl.uint8), (d >> SHIFT).to(tl.uint8)
     )
 
 
 @triton.jit
-def _by_elements(drawn, first_row, first_column, keys, M: tl.constexpr, N: tl.constexpr, ALIGNED: tl.constexpr):
-    """Four elements next to each other have the words of a draw, where rows are ALIGNED, or else those of two draws."""
-    seed, begin, threshold, _ = drawn
+def _keep_by_elements(draws, first_row, first_column, keys, M: tl.constexpr, N: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return the mask of kept elements by efficient attention's mapping.
+
+    Four adjacent elements share a draw where rows are ALIGNED, that is, begin with a draw's first number. Otherwise
+    they straddle two draws.
+    """
     row = (first_row + tl.arange(0, M)).to(tl.int64)
-    number = (begin + row * keys)[:, None] + (first_column + tl.arange(0, N // 4) * 4)[None, :]
-    a, b, c, d = words(seed, number >> 2, tl.zeros((M, N // 4), tl.int64))
+    number = (draws.begin + row * keys)[:, None] + (first_column + tl.arange(0, N // 4) * 4)[None, :]
+    a, b, c, d = words(draws.seed, number >> 2, tl.zeros((M, N // 4), tl.int64))
     if not ALIGNED:
-        e, f, g, _ = words(seed, (number >> 2) + 1, tl.zeros((M, N // 4), tl.int64))
+        e, f, g, _ = words(draws.seed, (number >> 2) + 1, tl.zeros((M, N // 4), tl.int64))
         odd, late = (number & 1) != 0, (number & 2) != 0
         a, b, c = tl.where(late, c, a), tl.where(late, d, b), tl.where(late, e, c)
         d, e = tl.where(late, f, d), tl.where(late, g, e)
         a, b, c, d = tl.where(odd, b, a), tl.where(odd, c, b), tl.where(odd, d, c), tl.where(odd, e, d)
     return interleave4(
-        uniform_of(a) > threshold, uniform_of(b) > threshold, uniform_of(c) > threshold, uniform_of(d) > threshold
+        uniform_of(a) > draws.threshold,
+        uniform_of(b) > draws.threshold,
+        uniform_of(c) > draws.threshold,
+        uniform_of(d) > draws.threshold,
     )

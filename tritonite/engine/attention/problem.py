@@ -1,4 +1,4 @@
-"""What attention is asked for in a call: its operands and what their layout makes of a kernel."""
+"""A call of attention: its operands, and the compile-time facts of its kernels."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.errors import Decline
 from tritonite.runtime.symbols import Number
 
-# Tensor cores take as many elements of a product's inner dimension at least. Beside a size of over _NARROW two groups
-# of warps may share a result's columns, and Triton's products of 8 columns on Hopper are wrong or end the program.
+# Tensor cores take at least _LEAST elements of a product's inner dimension. Next to a head of over _NARROW elements,
+# two warp groups may share a product's columns, and Triton's products of 8 columns on Hopper are wrong or crash.
 _LEAST, _NARROW, _LEAST_SHARED = 16, 64, 32
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Everything that a kernel of attention is compiled for.
+class AttentionMeta:
+    """Compile-time facts of an attention kernel.
 
-    `ratio` is how many heads of the query share one of key and value, `head_size` and `value_size` the elements of
-    theirs, and `block_d` and `block_v` the powers of two that hold these. `block_m` queries and `block_n` keys are
-    taken at a time. Exponentials are `natural` in float32, where the logarithm of e would cost an error of its own, and
-    otherwise powers of two. Scores are in `nats` in float32, and where a bias of numbers is added to them. `empty` is
-    the logarithm of the sum over no keys, "0" or "inf". With `last` the last query of a sequence sees all of its keys.
-    A `bias_of_keys` is the same for all queries. With `dropout`, which is "" or by "lanes" or "elements", rows of the
-    latter are `aligned` where they begin with the first word of a draw.
+    causal: query i sees the keys up to i + diagonal.
+    last: the diagonal is such that a packed sequence's last query sees all of its keys.
+    precision: of products, Triton's `input_precision` or "bf16x6".
+    natural: exponentials are base e (float32, where a product with log2(e) would add an error), not base 2.
+    nats: scores are in nats (float32, and with an additive bias), not in base 2.
+    index: dtype of offsets.
+    ratio: query heads per key and value head.
+    head_size, value_size: elements of a query or key, and of a value.
+    block_d, block_v: powers of two that hold head_size and value_size.
+    block_m, block_n: queries and keys of a tile.
+    empty: logsumexp of a query that sees no key, "0" or "inf".
+    bias_of_keys: the bias is the same for all queries.
+    dropout: "", or the mapping of elements to random numbers, "lanes" or "elements".
+    aligned: by "elements", rows begin with the first number of a draw.
     """
 
     causal: bool
@@ -53,11 +60,13 @@ class Facts:
 
 
 class Packed(NamedTuple):
-    """Sequences of several lengths one after the other: where each begins and the last ends, and the longest.
+    """Sequences of several lengths, concatenated.
 
-    The starts are of int32, one more than there are sequences. Of causal attention the `last` query of a sequence sees
-    all of its keys, or the first query the first key alone. `logarithms` of their sums lie one after the other too, or
-    else a sequence's in a row of its own.
+    query_starts, key_starts: int32, (sequences + 1,): the first row of each sequence, and the end of the last.
+    queries, keys: upper bounds of a sequence's lengths.
+    last: with causal attention, the last query of a sequence sees all of its keys; otherwise the first query sees the
+        first key only.
+    logarithms: logsumexp is concatenated too; otherwise it has a row for each sequence.
     """
 
     query_starts: torch.Tensor
@@ -69,22 +78,22 @@ class Packed(NamedTuple):
 
 
 def compiler_options(natural: bool) -> dict[str, Any]:
-    """What the compiler of a kernel is told. Exponentials are 0 where they are subnormal, but `natural` ones."""
+    """Return a kernel's compiler options. Base-2 exponentials flush subnormal results to 0."""
     return devices.current.options | ({} if natural else devices.current.flushing)
 
 
-def products(precision: str, query: torch.Tensor) -> str:
-    """How products are computed: as gemm has them, by parts of bfloat16 where tensor cores are fast."""
+def dot_precision(precision: str, query: torch.Tensor) -> str:
+    """Return the precision of products: bf16x6 for exact float32 where bfloat16 tensor cores are fast."""
     exact = precision == "ieee" and query.dtype is torch.float32
     return "bf16x6" if exact and devices.has_tma(query.device) and not devices.current.interpreted else precision
 
 
 class Problem(NamedTuple):
-    """Attention over (batch, heads, rows, elements), whose elements are next to each other.
+    """Attention over (batch, heads, rows, elements) operands whose elements are contiguous.
 
-    The bias is None, or of (batch, heads, queries, keys): added to scores, or a mask of bools that is false where
-    there is nothing to see. With `causal` the query i sees keys to i + `diagonal`. Rows of `packed` sequences are those
-    of all, in a batch of 1, without a bias.
+    bias: None, or (batch, heads, queries, keys): added to scores, or a bool mask that is false for hidden keys.
+    causal, diagonal: query i sees the keys up to i + diagonal.
+    packed: operands hold all sequences in a batch of 1, without a bias.
     """
 
     query: torch.Tensor
@@ -104,25 +113,25 @@ class Problem(NamedTuple):
 
     @property
     def queries(self) -> int:
-        """Those of a sequence, or of the longest."""
+        """Queries of a sequence, or of the longest packed one."""
         return self.query.shape[2] if self.packed is None else self.packed.queries
 
     @property
     def keys(self) -> int:
-        """Those of a sequence, or of the longest."""
+        """Keys of a sequence, or of the longest packed one."""
         return self.key.shape[2] if self.packed is None else self.packed.keys
 
     @property
     def starts(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Where packed sequences of queries and of keys begin."""
+        """First rows of packed sequences in query and in key."""
         return (None, None) if self.packed is None else (self.packed.query_starts, self.packed.key_starts)
 
     def strides(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        """Those of an operand or a result: packed sequences are told apart by where they begin."""
+        """Return an operand's or result's strides, with batch stride 0 for packed sequences."""
         return tensor.stride() if self.packed is None else (0, *tensor.stride()[1:])
 
-    def logarithm_strides(self, logsumexp: torch.Tensor | None) -> tuple[int, ...]:
-        """Those of the batch, heads and rows, and of the place where a packed sequence begins."""
+    def logsumexp_strides(self, logsumexp: torch.Tensor | None) -> tuple[int, ...]:
+        """Return the strides of batch, heads and rows, and the factor of a packed sequence's first row."""
         if logsumexp is None:
             return 0, 0, 0, 0
         batch, head, row = logsumexp.stride()
@@ -135,23 +144,23 @@ class Problem(NamedTuple):
 
     @property
     def tiles(self) -> table.Tiles:
-        shared = devices.shared_memory(self.query.device)
-        of, dropped = self.query.dtype.itemsize, self.dropout is not None
-        return table.tiles(devices.current.kind, of, self.size, shared, self.bias is not None, dropped)
+        shared_memory = devices.shared_memory(self.query.device)
+        itemsize, dropped = self.query.dtype.itemsize, self.dropout is not None
+        return table.tiles(devices.current.kind, itemsize, self.size, shared_memory, self.bias is not None, dropped)
 
     @property
     def factor(self) -> float | Number:
-        """What scores are multiplied by: the call's number, or one over the root of a head's elements."""
+        """The factor of scores: the call's scale, or 1 / sqrt(head_size)."""
         return 1 / math.sqrt(max(1, self.query.shape[3])) if self.scale is None else self.scale
 
     @property
     def adds(self) -> bool:
-        """Whether there is a bias of numbers, not a mask of bools."""
+        """Return whether the bias is added to scores, not a bool mask."""
         return self.bias is not None and self.bias.dtype is not torch.bool
 
     @property
     def group(self) -> int:
-        """How many heads of the query are begun together: of causal attention as many as share a cache."""
+        """Query heads that programs take together: for causal attention those whose keys fit in L2."""
         if not self.causal:
             return 1
         size = self.keys * (self.query.shape[3] + self.value.shape[3]) * self.key.dtype.itemsize
@@ -159,21 +168,22 @@ class Problem(NamedTuple):
 
     @property
     def ratio(self) -> int:
-        """The heads of the query for each of key and value."""
+        """Query heads per key and value head."""
         return self.query.shape[1] // max(1, self.key.shape[1])
 
-    def facts(self, tile: table.Tile, *tensors: torch.Tensor, empty: str = "inf") -> Facts:
-        """What a kernel is compiled for that also reads and writes these tensors."""
+    def meta(self, tile: table.Tile, *tensors: torch.Tensor, empty: str = "inf") -> AttentionMeta:
+        """Return the facts of a kernel that also reads or writes `tensors`."""
         head, value = self.query.shape[3], self.value.shape[3]
         given = (self.query, self.key, self.value, *tensors, *(() if self.bias is None else (self.bias,)))
         index, least = offset_type(*given), _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
         blocks = [max(least, power_of_2(size)) for size in (head, value)]
         if max(blocks) > 2 * min(blocks) and not devices.current.interpreted:
-            raise Decline("heads and values of sizes far apart, whose gradients were wrong on an H200")
-        return Facts(
+            # Triton compiles wrong gradients for such tiles.
+            raise Decline(f"head size {head} and value size {value}: padded sizes may differ by a factor of 2")
+        return AttentionMeta(
             causal=self.causal,
             last=self.packed is not None and self.packed.last,
-            precision=products(self.precision, self.query),
+            precision=dot_precision(self.precision, self.query),
             natural=self.query.dtype is torch.float32,
             nats=self.query.dtype is torch.float32 or self.adds,
             index=index,
@@ -193,3 +203,7 @@ class Problem(NamedTuple):
     @property
     def bias_strides(self) -> tuple[int, ...]:
         return (0, 0, 0, 0) if self.bias is None else self.bias.stride()
+
+    def padded_rows(self, logsumexp: torch.Tensor | None) -> int:
+        """Return the rows of logsumexp that a kernel fills with inf behind the last query, 0 for none."""
+        return 0 if logsumexp is None or (self.packed is not None and self.packed.logarithms) else logsumexp.shape[2]

@@ -1,22 +1,22 @@
-"""Scores of attention: which there are, what is added to them, their exponentials, and the logarithms of sums of those.
+"""Scores of attention: masks, biases, exponentials and logsumexp, for the Triton and the Gluon kernels.
 
-A score is scale * (query . key) + bias in float32, as ATen adds it up. Where a bias of numbers is added, scores are in
-nats: log2(e) times the least or the largest finite number overflows, so that the largest of a row is subtracted before
-that product. Otherwise log2(e) is part of the factor of scores, which are powers of two.
+A score is scale * (query . key) + bias in float32, in ATen's order of additions. Scores are kept in base 2, with
+log2(e) as part of their factor, because GPUs have an instruction for powers of two. With an additive bias they are kept
+in nats: log2(e) times the lowest or highest finite number would overflow, so the row max is subtracted before that
+product.
 
-Nothing here lays a tile out, so that kernels in Gluon call the same functions.
+No function here names a layout, so that Gluon kernels can call them.
 """
 
 import triton
 import triton.language as tl
 
-# Exponentials are powers of two, which devices have an instruction for.
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def exponentials(scores, base, NATURAL: tl.constexpr, NATS: tl.constexpr):
-    """Exponentials of scores less a finite `base`, which is subtracted before the product that might overflow."""
+    """Return the exponentials of scores less a finite `base`, which is subtracted before a product can overflow."""
     if NATURAL:
         result = tl.exp(scores - base)
     elif NATS:
@@ -27,61 +27,58 @@ def exponentials(scores, base, NATURAL: tl.constexpr, NATS: tl.constexpr):
 
 
 @triton.jit
-def score_factor(number, NATS: tl.constexpr):
-    """Return what products are multiplied by for scores in nats, or in powers of two."""
+def score_factor(scale, NATS: tl.constexpr):
+    """Return the float32 factor of products of queries and keys, for scores in nats or in base 2."""
     if not NATS:
-        number = number * LOG2E
-    return number.to(tl.float32)
+        scale = scale * LOG2E
+    return scale.to(tl.float32)
 
 
 @triton.jit
-def base_of(largest):
-    """Return what is subtracted from scores: the largest of each row, or 0 for rows that see nothing."""
-    return tl.where(largest == float("-inf"), 0.0, largest)
+def finite_max(m_i):
+    """Return row maxima, 0 for rows that see no key."""
+    return tl.where(m_i == float("-inf"), 0.0, m_i)
 
 
 @triton.jit
-def seen(rows, columns, span, CAUSAL: tl.constexpr):
-    """Which keys which queries see, of indices that broadcast: all there are, with CAUSAL up to a diagonal.
-
-    `span` is (queries, keys, diagonal).
-    """
-    queries, keys, diagonal = span
-    exists = (rows < queries) & (columns < keys)
+def visible_scores(rows, columns, extent, CAUSAL: tl.constexpr):
+    """Return the mask of scores that count, for row and column indices that broadcast."""
+    visible = (rows < extent.queries) & (columns < extent.keys)
     if CAUSAL:
-        exists = exists & (columns <= rows + diagonal)
-    return exists
+        visible = visible & (columns <= rows + extent.diagonal)
+    return visible
 
 
 @triton.jit
-def load_bias(bias, strides, rows, columns, span, exists, OF_KEYS: tl.constexpr):
-    """A tile of a bias where a score `exists`, or None; one of keys alone is loaded once for all queries.
+def load_bias(bias, strides, rows, columns, keys, visible, OF_KEYS: tl.constexpr):
+    """Load a tile of a bias or mask where scores are visible, or return None for None; `strides` are `HeadStrides`.
 
-    Before the products that it is added to, so that it is on its way under them.
+    With OF_KEYS the bias is one row for all queries. Callers load before the products that precede its use, which hide
+    its latency.
     """
-    added = None
+    tile = None
     if bias is not None:
-        pointers = bias + columns * strides[3]
+        pointers = bias + columns * strides.element
         if OF_KEYS:
-            added = tl.load(pointers, mask=columns < span[1], other=0)
+            tile = tl.load(pointers, mask=columns < keys, other=0)
         else:
-            added = tl.load(pointers + rows * strides[2], mask=exists, other=0)
-    return added
+            tile = tl.load(pointers + rows * strides.row, mask=visible, other=0)
+    return tile
 
 
 @triton.jit
-def biased(scores, added):
-    """Scores with a tile of a bias added to them; of a mask those are -inf for which it is false."""
-    if added.dtype == tl.int1:
-        scores = tl.where(added != 0, scores, float("-inf"))
+def add_bias(scores, bias_tile):
+    """Add a tile of a bias to scores, or set them to -inf where a tile of a bool mask is false."""
+    if bias_tile.dtype == tl.int1:
+        scores = tl.where(bias_tile != 0, scores, float("-inf"))
     else:
-        scores += added.to(tl.float32)
+        scores += bias_tile.to(tl.float32)
     return scores
 
 
 @triton.jit
-def load_logarithms(pointer, rows, stride, queries, NATS: tl.constexpr):
-    """The logarithms of the sums of rows, to the base of scores; infinite where there is no row or it sees nothing."""
+def load_logsumexp(pointer, rows, stride, queries, NATS: tl.constexpr):
+    """Load rows' logsumexp in the base of scores: inf beyond the last query and for rows that see no key."""
     found = tl.load(pointer + rows * stride, mask=rows < queries, other=float("inf"))
     found = tl.where(found == float("-inf"), float("inf"), found)
     if not NATS:
@@ -90,37 +87,41 @@ def load_logarithms(pointer, rows, stride, queries, NATS: tl.constexpr):
 
 
 @triton.jit
-def are_rounded(logarithms):
-    """Mask of rows whose logarithm is so large that rounding it changes probabilities by more than 2**-14.
+def is_rounded(logsumexp):
+    """Return the mask of rows whose logsumexp is so large that its rounding changes probabilities by over 2**-14.
 
-    A row of the least finite biases alone has the logarithm of one of them, however many keys there are.
+    A row that consists of the lowest finite bias has that bias as its logsumexp, whatever its number of keys.
     """
-    size = tl.abs(logarithms)
+    size = tl.abs(logsumexp)
     return (size > 1024.0) & (size < float("inf"))
 
 
 @triton.jit
-def excess_of(sums, logarithms, NATURAL: tl.constexpr):
-    """Logarithms of the `sums` of rows' probabilities, where those of rows are rounded; 0 elsewhere."""
+def logsumexp_excess(sums, logsumexp, NATURAL: tl.constexpr):
+    """Return the logarithms of rows' sums of probabilities where logsumexp is rounded, 0 elsewhere.
+
+    Subtracting it from the exponents makes the probabilities of such a row add up to 1.
+    """
     if NATURAL:
         excess = tl.log(sums)
     else:
         excess = tl.log2(sums)
-    return tl.where(are_rounded(logarithms) & (sums > 0), excess, 0.0)
+    return tl.where(is_rounded(logsumexp) & (sums > 0), excess, 0.0)
 
 
 @triton.jit
-def probabilities_of(scores, logarithms, excess, NATURAL: tl.constexpr):
-    """Probabilities of scores in nats; as in `exponentials`, the logarithm of a row is subtracted first."""
+def probabilities_in_nats(scores, logsumexp, excess, NATURAL: tl.constexpr):
+    """Return the probabilities of scores in nats; logsumexp is subtracted before a product can overflow."""
     if NATURAL:
-        result = tl.exp(scores - logarithms - excess)
+        result = tl.exp(scores - logsumexp - excess)
     else:
-        result = tl.exp2((scores - logarithms) * LOG2E - excess)
+        result = tl.exp2((scores - logsumexp) * LOG2E - excess)
     return result
 
 
 @triton.jit
-def store_scores(pointer, tile, strides, rows, columns, span):
-    """Write a tile of what there is for each score."""
-    pointers = pointer + (rows * strides[2])[:, None] + (columns * strides[3])[None, :]
-    tl.store(pointers, tile.to(pointer.dtype.element_ty), mask=(rows < span[0])[:, None] & (columns < span[1])[None, :])
+def store_scores(pointer, tile, strides, rows, columns, extent):
+    """Store a (queries, keys) tile of score gradients."""
+    pointers = pointer + (rows * strides.row)[:, None] + (columns * strides.element)[None, :]
+    mask = (rows < extent.queries)[:, None] & (columns < extent.keys)[None, :]
+    tl.store(pointers, tile.to(pointer.dtype.element_ty), mask=mask)

@@ -1,4 +1,7 @@
-"""Calls drawn from the schemas, ATen's answer beside ours."""
+"""The fuzzer: calls drawn from schemas, with ATen's results compared with ours.
+
+`draw` makes the call of a seed and number, `check` compares its outcomes, and `run` does both in several processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between ATen's answer and ours: values, layout, aliasing, bytes beside the elements, exceptions."""
+"""Comparison of a call's outcomes: values, layout, aliasing, bytes outside the elements, exceptions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tritonite.dtypes import FLOATS
 from tritonite.install.override import native_dispatcher, use_gems
 from tritonite.runtime.stats import counts
 from tritonite.testing.fuzz.draw import SUMS, Call
-from tritonite.testing.judge import Comparable, cancelling, comparable, judge, poisoned, terms, to_reference
+from tritonite.testing.judge import Comparable, comparable, judge, may_cancel, poisoned, terms, to_reference
 from tritonite.testing.samples import REFERENCES, compares_zero_sign
 
-# What oneDNN says of operands in half types that it has no kernel for, where ATen does not look.
+# oneDNN's message for 16-bit operands that it has no kernel for and that ATen does not check.
 _NO_KERNEL = "could not create a primitive"
 
 
 class Finding(NamedTuple):
-    """What is wrong with a call, by its seed and number; `kind` is a word for the class of it."""
+    """A difference between a call's outcomes. `kind` is a word for its class; seed and number reproduce the call."""
 
     kind: str
     overload: str
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a call gave or raised, and its arguments afterwards."""
+    """The result or the exception of a call, and the call with its arguments afterwards."""
 
     result: Any
     call: Call
@@ -50,13 +50,13 @@ class Outcome(NamedTuple):
 
 
 def synchronize() -> None:
-    """Wait for the device, so that its errors are raised where they are made."""
+    """Wait for the device, so that its errors are raised at the call that causes them."""
     if tritonite.device == "cuda":
         torch.cuda.synchronize()
 
 
 class Copies:
-    """Copies of a call's tensors: those that share memory share it in the copy, and gaps come along."""
+    """Copies of a call's tensors, with gaps, that share memory as the originals do."""
 
     def __init__(self) -> None:
         self._storages: dict[int, Any] = {}
@@ -78,13 +78,13 @@ class Copies:
 
 
 def _copied(storage: Any) -> Any:
-    """A copy by ATen's own kernel."""
+    """Copy a storage by ATen's own kernel."""
     with use_gems(include=()):
         return storage.clone()
 
 
 def outcome(call: Call) -> Outcome:
-    """Make a call on copies of its arguments; what it raises is its result, but for what the device raises later."""
+    """Make a call on copies of its arguments. An exception is the result, except one that the device raises later."""
     own = call.map(Copies())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,12 +97,12 @@ def outcome(call: Call) -> Outcome:
 
 
 def check(call: Call, begin: Callable[[str], None] = lambda _: None) -> tuple[str, str] | None:
-    """(kind, detail) of the first difference between ATen's answer and ours, recorded or replayed, or None.
+    """Return (kind, detail) of the first difference between ATen's outcome and ours, recorded and replayed, or None.
 
-    `begin` is told whose turn it is, "aten" or "tritonite".
+    `begin` is called with "aten" or "tritonite" before each of the two runs.
     """
     begin("aten")
-    # With nothing registered: torch hands a kernel in Python, switched off or not, other numbers than one of ATen's.
+    # Nothing is registered for ATen: torch converts numbers for kernels in Python, even for those that are off.
     tritonite.disable()
     expected = outcome(call)
     begin("tritonite")
@@ -112,7 +112,7 @@ def check(call: Call, begin: Callable[[str], None] = lambda _: None) -> tuple[st
             actual = outcome(call)
             after = counts(call.op.overload)
             served = after.launched + after.replayed > before.launched + before.replayed
-            # Outside the scope, so that nothing of ours takes part in the comparison.
+            # The comparison itself runs on ATen's kernels.
             with use_gems(include=()):
                 found = difference(call, expected, actual, served)
             if found is not None:
@@ -121,24 +121,24 @@ def check(call: Call, begin: Callable[[str], None] = lambda _: None) -> tuple[st
 
 
 def _alone(call: Call) -> str:
-    """The pattern that stands for a call's overload and no other."""
+    """Return the pattern that matches a call's overload alone."""
     return call.op.overload if "." in call.op.overload else f"{call.op.overload}.default"
 
 
 def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> tuple[str, str] | None:
-    """How an outcome differs from ATen's."""
+    """Return (kind, detail) of the difference between an outcome and ATen's, or None."""
     if actual.raised and isinstance(actual.result, (OverflowError, ValueError)) and _unpackable(call):
         return None
     if expected.raised and actual.raised:
         if type(actual.result) is type(expected.result):
             return None
-        return "exception", f"{_words(actual.result)} where ATen raises {_words(expected.result)}"
+        return "exception", f"{_summary(actual.result)} where ATen raises {_summary(expected.result)}"
     if expected.raised:
         if _NO_KERNEL in str(expected.result):
             return None
-        return "answers", f"where ATen raises {_words(expected.result)}"
+        return "answers", f"where ATen raises {_summary(expected.result)}"
     if actual.raised:
-        return "raises", _words(actual.result)
+        return "raises", _summary(actual.result)
     if not served:
         return None
     ours, aten = _flat(actual), _flat(expected)
@@ -151,37 +151,37 @@ def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> 
             if a is not b and a != b:
                 return "value", f"{a} where ATen gives {b}"
             continue
-        for what in ("dtype", "shape", "device"):
-            if getattr(a, what) != getattr(b, what):
-                return what, f"result {i} has {getattr(a, what)} where ATen gives {getattr(b, what)}"
+        for name in ("dtype", "shape", "device"):
+            if getattr(a, name) != getattr(b, name):
+                return name, f"result {i} has {getattr(a, name)} where ATen gives {getattr(b, name)}"
         if theirs.extent == "kind":
             continue
         if b.numel() and any(size > 1 and x != y for size, x, y in zip(b.shape, a.stride(), b.stride(), strict=True)):
             return "strides", f"result {i} of shape {tuple(b.shape)} has {a.stride()} where ATen gives {b.stride()}"
         if _memory(a, actual.call) != _memory(b, expected.call):
-            return "alias", f"result {i} shares memory with other arguments than ATen's"
+            return "alias", f"result {i} shares memory with other arguments than ATen's result does"
         if theirs.extent == "layout" or torch.equal(_bits(a), _bits(b)):
             continue
         if exact is None:
             exact = _flat(outcome_in_float64(call)) or [None] * len(aten)
             if call.op.packet in REFERENCES:
-                # Functions for references update no running statistics.
+                # References do not update running statistics.
                 exact = [x if k < len(aten) - len(_untold(call)) else None for k, x in enumerate(exact)]
         failure = _judged(call, a, b, exact[i] if i < len(exact) else None)
         if failure is not None:
             return "value", f"result {i}: {failure}"
-    return _beside(call, expected, actual)
+    return _stray_writes(call, expected, actual)
 
 
 def outcome_in_float64(call: Call) -> Outcome:
-    """ATen's with all floating-point tensors in float64."""
+    """Return ATen's outcome with all floating-point tensors in float64."""
     found = _outcome_of_wide(call, integers=True)
-    # Indices stay integers where they are none of an operator's numbers.
+    # Integers that are indices must stay integers.
     return _outcome_of_wide(call, integers=False) if found.raised else found
 
 
 def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
-    # float64 tensors are converted without a copy, and functions for references write running statistics.
+    # Copies, because float64 tensors are not copied by the conversion, and references write running statistics.
     wide = call.map(Copies()).map(functools.partial(to_reference, integers=integers))
     function = REFERENCES.get(call.op.packet)
     if function is None:
@@ -189,14 +189,14 @@ def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
     try:
         given = {name: x for name, x in wide.arguments.items() if name not in call.op.out_names}
         return Outcome(function(*[given.pop(name) for name in call.op.names[: call.op.positional]], **given), wide)
-    except Exception as error:  # noqa: BLE001 - without a reference ATen is one
+    except Exception as error:  # noqa: BLE001 - without a reference ATen's result is used
         return Outcome(error, wide)
 
 
 def _flat(outcome: Outcome) -> list[Any]:
-    """All that a call gives: its results, or the arguments that it has written if it returns nothing.
+    """Return a call's results, or the arguments that it has written if it returns nothing.
 
-    Running statistics, which are written without the schema saying so, come last.
+    Running statistics, whose writes are not in the schema, come last.
     """
     if outcome.raised:
         return []
@@ -212,12 +212,12 @@ def _comparable(outcome: Outcome, results: list[Any]) -> list[Comparable]:
 
 
 def _written(call: Call) -> list[str]:
-    """The arguments that a call writes into: those of which the schema says so, and a batch's running statistics."""
+    """Return the names of arguments that a call writes: by the schema, and running statistics."""
     return [call.op.schema.arguments[i].name for i in call.op.written] + _untold(call)
 
 
 def _untold(call: Call) -> list[str]:
-    """A batch's running statistics, where no schema says that they are written."""
+    """Return the names of running statistics whose writes are not in the schema."""
     if call.op.family not in ("batch_norm", "sync_batch_norm"):
         return []
     written = [call.op.schema.arguments[i].name for i in call.op.written]
@@ -225,7 +225,7 @@ def _untold(call: Call) -> list[str]:
 
 
 def _unpackable(call: Call) -> bool:
-    """Whether PyTorch hands a kernel in Python no such numbers as this call has."""
+    """Return whether a call has integers beyond 64 bits, which PyTorch does not pass to kernels in Python."""
     numbers = [value for value in call.arguments.values() if type(value) is int]
     return native_dispatcher() is None and any(not -(2**63) <= number < 2**63 for number in numbers)
 
@@ -256,35 +256,35 @@ def _judged(call: Call, ours: torch.Tensor, aten: torch.Tensor, exact: Any) -> s
     roundoff = terms(packet, list(call.arguments.values()), aten, exact, alpha)
     summed = call.op.family == "rearrangement" and packet.endswith("backward")
     if call.op.family in SUMS or summed or packet == "mvlgamma":
-        # Terms may be larger than 1, and cancel.
+        # Terms may exceed 1 and cancel.
         floats = [x for x in _tensors(call) if x.dtype in FLOATS]
         largest = max([float(x.nan_to_num(0, 0, 0).abs().max()) for x in floats if x.numel()], default=1.0)
-        # A softmax's gradient is a sum of products times an element.
+        # A softmax's gradient is a sum of products, times an element.
         factors = 2 if packet.endswith("softmax_backward_data") else 1
-        # Where float64 has no such power all may be roundoff.
+        # If the power overflows float64, all may be roundoff.
         size = max(1.0, largest) ** (2 * factors) if largest < 1e77 else math.inf
         roundoff = max(roundoff, *aten.shape, 1) * size
     zero_sign = compares_zero_sign(packet)
-    return judge(ours, aten, exact, zero_sign, terms=roundoff, cancels=cancelling(packet)).failure
+    return judge(ours, aten, exact, zero_sign, terms=roundoff, cancels=may_cancel(packet, gradient=True)).failure
 
 
-def _beside(call: Call, expected: Outcome, actual: Outcome) -> tuple[str, str] | None:
-    """Whether bytes have changed that no written view holds, and that ATen has left as they were."""
-    before = {}
+def _stray_writes(call: Call, expected: Outcome, actual: Outcome) -> tuple[str, str] | None:
+    """Return a finding if bytes outside all written views have changed that ATen did not change, or None."""
+    seen = set[int]()
     for given, own, aten in zip(_tensors(call), _tensors(actual.call), _tensors(expected.call), strict=True):
         storages = [x.untyped_storage() for x in (given, own, aten)]
-        if storages[0]._cdata in before or len({storage.nbytes() for storage in storages}) > 1:
+        if storages[0]._cdata in seen or len({storage.nbytes() for storage in storages}) > 1:
             continue
         first, ours, theirs = (_bytes(storage) for storage in storages)
-        before[storages[0]._cdata] = True
+        seen.add(storages[0]._cdata)
         free = torch.ones(len(first), dtype=torch.bool)
         for name in _written(call):
             for target in pytree.tree_leaves(actual.call.arguments[name]):
                 if isinstance(target, torch.Tensor) and target.untyped_storage()._cdata == storages[1]._cdata:
-                    free[_places(target, len(first))] = False
+                    free[_byte_indices(target, len(first))] = False
         stray = free & (ours != first) & (theirs == first)
         if bool(stray.any()):
-            return "stray", f"{int(stray.sum())} bytes beside the elements were written"
+            return "stray", f"{int(stray.sum())} bytes outside the elements were written"
     return None
 
 
@@ -292,12 +292,12 @@ def _bytes(storage: Any) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
 
 
-def _places(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """Which bytes of its storage a tensor's elements are."""
+def _byte_indices(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the indices of a tensor's bytes in its storage of `size` bytes."""
     width = tensor.element_size()
-    words = torch.arange(size // width).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    return (words.reshape(-1, 1) * width + torch.arange(width)).flatten()
+    elements = torch.arange(size // width).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return (elements.reshape(-1, 1) * width + torch.arange(width)).flatten()
 
 
-def _words(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

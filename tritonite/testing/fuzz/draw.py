@@ -1,4 +1,4 @@
-"""Drawing calls of an overload: from its schema alone, or from a sample of its family with some arguments changed."""
+"""Random calls of an overload: from its schema alone, or from a sample with some arguments changed."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ _DTYPES = (
 )
 _RARE_DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32)
 _SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 7, 16, 17, 33)
-_MOST_ELEMENTS = 2048
-# Sizes and factors of products: no terms, one row, one column, and what fills no tile.
+# Elements of a tensor.
+_MAX_ELEMENTS = 2048
+# Sizes and factors of products: empty, single rows and columns, and partial tiles.
 _PRODUCT_SIZES, _PRODUCT_FACTORS = (0, 1, 15, 63, 64), (0, 1, 0.5)
-# Of the calls of operators that have such values, the share that is drawn with operands at which they decide.
+# Probability that a call has operands at which its formula changes (`boundaries`).
 _AT_BOUNDARIES = 0.4
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
 _NUMBERS = (*_FLOATS, 0, 1, -1, 2, 3, 7, -128, 300, 2**31, -(2**31) - 1, 2**53 + 1, 2**62, -(2**63), 2**63 - 1, 2**63)
 _FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-# Enumerations are ints to PyTorch's dispatcher. Of ints that name no dtype ATen reads beyond its tables.
+# Values of enumerations, which are ints to PyTorch's dispatcher. For ints that name no dtype ATen reads beyond a table.
 _DTYPE_NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 15)
 _FORMAT_NUMBERS, _LAYOUT_NUMBERS, _NAMELESS = (0, 1, 2, 3), (0,), (-1, 100)
 _OTHERS = (True, False, 1j, 2.5 + 0j)
 _INTEGERS = (0, 1, -1, 2, 3, -2, -3, 4, 5, -5, 7, 64, -100, 2**31, 2**40)
 _WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
-# Families whose sums may overflow on the way, or not, by the order of the elements.
+# Families whose sums may overflow or not, by the order of the elements.
 SUMS = ("batch_norm", "cross", "distance", "matmul", "normalization", "reduction", "scan", "scatter", "softmax")
-# Beginnings of the names of operators whose kernels in ATen read and write beyond operands that do not fit.
+# Prefixes of operators whose kernels in ATen do not check shapes, and read or write beyond operands.
 _UNCHECKED = (
     "_batch_norm",
     "_cum",
@@ -57,24 +58,24 @@ _UNCHECKED = (
     "tril.out",
     "triu.out",
 )
-# Of these the ones whose kernels on a CPU read operands by their strides, so that only shapes have to fit.
+# Operators among these whose kernels on a CPU use strides, so that only shapes have to match.
 _STRIDED = (
     *("_batch_norm_with_update", "_batch_norm_with_update_functional", "_cummax_helper", "_cummin_helper"),
     *("_logcumsumexp", "_logcumsumexp.out", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
     *("native_batch_norm", "nll_loss2d_backward", "nll_loss2d_forward", "tril.out", "triu.out"),
 )
-# Overloads whose kernels in ATen write beyond outputs that are smaller than results.
+# Overloads whose kernels in ATen write beyond outputs that are too small.
 _UNRESIZED = ("rrelu_with_noise.out",)
 
 
 class Call(NamedTuple):
-    """A call of an overload: arguments by the schema's names, in its order, those that it has to write included."""
+    """A call of an overload: arguments by the schema's names, in its order, outputs included."""
 
     op: Op
     arguments: dict[str, Any]
 
     def map(self, function: Callable[[Any], Any]) -> Call:
-        """The same call with `function` applied to every argument, and to the items of lists."""
+        """Return the call with `function` applied to every argument and to the items of lists."""
         made = {
             name: [function(item) for item in value] if isinstance(value, (list, tuple)) else function(value)
             for name, value in self.arguments.items()
@@ -86,18 +87,18 @@ class Call(NamedTuple):
         return overload_named(self.op.overload)
 
     def run(self) -> Any:
-        """Make it, of the arguments themselves."""
+        """Make the call with its arguments, not with copies."""
         keywords = {name: self.arguments[name] for name in self.op.keywords if name in self.arguments}
         return self.function(*[value for name, value in self.arguments.items() if name not in keywords], **keywords)
 
     def __str__(self) -> str:
-        told = [f"{name}={_told(value)}" for name, value in self.arguments.items()]
-        return f"{self.op.overload}({', '.join(told)})"
+        shown = [f"{name}={_shown(value)}" for name, value in self.arguments.items()]
+        return f"{self.op.overload}({', '.join(shown)})"
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_told, value))}]"
+        return f"[{', '.join(map(_shown, value))}]"
     if not isinstance(value, torch.Tensor):
         return repr(value)
     words = [f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"]
@@ -122,17 +123,17 @@ def _samples(overload: str, dtype: torch.dtype) -> tuple[Any, ...]:
         found = tuple(samples(op, dtype, devices.current.type))
         return tuple([x for x in found if not (op.family in SUMS and x.label.startswith("extreme"))])
     except (NotImplementedError, RuntimeError):
-        # Its family has none in this dtype.
+        # Its family has no samples in this dtype.
         return ()
 
 
 class Drawer:
-    """Draws the calls of a seed: the same for the same overload and number."""
+    """A generator of one call, which overload, seed and number determine."""
 
     def __init__(self, op: Op, seed: int, number: int) -> None:
         self.op = op
         self.random = random.Random(f"{seed}/{op.overload}/{number}")
-        # A stream of its own, so that what it decides moves no other draw.
+        # A separate stream, so that other draws do not depend on it.
         self.boundaries = random.Random(f"{seed}/{op.overload}/{number}/boundaries")
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(60))
         accepted = [dtype for dtype in _DTYPES if dtype in op.declaration.accepts] or list(_DTYPES)
@@ -143,7 +144,7 @@ class Drawer:
         self.device = devices.current.type
 
     def draw(self) -> Call:
-        """The call."""
+        """Return the call."""
         self.unchecked = self.op.overload.startswith(_UNCHECKED)
         call = self._product() if self.op.family == "matmul" and self._chance(0.3) else None
         if call is None and (self.unchecked or self._chance(0.5)):
@@ -172,11 +173,11 @@ class Drawer:
         rank = self._pick((0, 1, 1, 2, 2, 2, 3, 3, 4, 5))
         while True:
             shape = tuple(self._pick(_SIZES) for _ in range(rank))
-            if math.prod(shape) <= _MOST_ELEMENTS:
+            if math.prod(shape) <= _MAX_ELEMENTS:
                 return shape
 
     def _other_shape(self) -> tuple[int, ...]:
-        """The call's shape, what broadcasts to it, or another."""
+        """Return the call's shape, a shape that broadcasts to it, or any shape."""
         way = self.random.random()
         if way < 0.5:
             return self.shape
@@ -214,7 +215,7 @@ class Drawer:
         return self._laid_out(self._values(shape, dtype).to(self.device))
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same elements in another layout, or as they are."""
+        """Return the same elements in another layout, or as they are."""
         way = self.random.random()
         rank = tensor.dim()
         if way < 0.5 or rank > 8:
@@ -231,7 +232,7 @@ class Drawer:
             if tensor.shape[d]:
                 return tensor.select(d, 0).unsqueeze(d).expand(tensor.shape)
         if way < 0.97:
-            # With gaps, and an offset.
+            # A view with gaps and an offset.
             steps = [self._pick((1, 1, 2)) for _ in range(rank)]
             sizes = [size * step + self._pick((0, 1)) for size, step in zip(tensor.shape, steps, strict=True)]
             room = self._values((math.prod(sizes) + 3,), tensor.dtype).to(tensor.device)
@@ -249,7 +250,7 @@ class Drawer:
         return self._pick(_OTHERS if self._chance(0.15) else _NUMBERS)
 
     def _enumeration(self, known: tuple[int, ...]) -> int:
-        """An int for an enumeration; one that names nothing where PyTorch does not convert it for Python."""
+        """Return an int for an enumeration, also an invalid one if no kernel in Python receives it."""
         return self._pick((*known, *_NAMELESS) if native_dispatcher() is not None else known)
 
     def _dim(self) -> int:
@@ -257,7 +258,7 @@ class Drawer:
         return self.random.randrange(-rank, rank) if self._chance(0.85) else self._pick(_INTEGERS)
 
     def _argument(self, argument: Any) -> Any:
-        """A value for an argument of the schema."""
+        """Return a value for an argument of the schema."""
         kind, name = str(argument.type), argument.name
         if kind.startswith("Optional") and self._chance(0.3):
             return None
@@ -271,7 +272,7 @@ class Drawer:
         if kind == "float":
             number = self._number()
             number = number if isinstance(number, complex) else float(number)
-            # Next to a variance that a negative eps takes to 0 all is roundoff.
+            # A negative eps may cancel a variance, and leave roundoff.
             return abs(number) if name == "eps" else number
         if kind == "bool":
             return self._chance(0.5)
@@ -311,7 +312,7 @@ class Drawer:
         raise NotImplementedError(f"{self.op.overload}: an argument of type {kind}")
 
     def _product(self) -> Call | None:
-        """A product of operands that fit, many of which are empty, and of factors of 0."""
+        """Return a product of operands that match, many of them empty, with factors that may be 0."""
         batches, sizes = self._pick((0, 1, 1, 3)), [self._pick(_PRODUCT_SIZES) for _ in range(3)]
         shapes = shapes_of(self.op.packet, batches, *sizes)
         if not shapes:
@@ -329,7 +330,7 @@ class Drawer:
         return Call(self.op, arguments)
 
     def _from_sample(self) -> Call | None:
-        """A sample of the family, some of its arguments changed."""
+        """Return a sample of the family with some arguments changed."""
         found = _samples(self.op.overload, self.dtype if self.dtype in _DTYPES else torch.float32)
         if not found and self.unchecked:
             found = _samples(self.op.overload, torch.float32)
@@ -339,9 +340,9 @@ class Drawer:
         arguments = sample.named(self.op)
         if self.dtype not in _DTYPES:
             arguments = Call(self.op, arguments).map(self._converted).arguments
-        # Backward formulas of ATen do not look whether indices are within what is left.
-        looks = not self.unchecked and "_backward" not in self.op.overload
-        if looks and (sizes := sizes_of(arguments)) and self._chance(0.1):
+        # ATen's backward formulas do not check indices against the smaller size.
+        checks = not self.unchecked and "_backward" not in self.op.overload
+        if checks and (sizes := sizes_of(arguments)) and self._chance(0.1):
             arguments = with_size(arguments, self._pick(sizes), self._pick((0, 0, 1)))
         tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
         if tensors:
@@ -353,7 +354,7 @@ class Drawer:
         return Call(self.op, arguments)
 
     def _converted(self, value: Any) -> Any:
-        """A sample's floats in a dtype that it does not have."""
+        """Convert a sample's float32 tensors to a dtype that samples do not have."""
         floats = isinstance(value, torch.Tensor) and value.dtype is torch.float32
         return value.to(self.dtype) if floats else value
 
@@ -361,7 +362,7 @@ class Drawer:
         if self.unchecked and argument.name == "offsets" and isinstance(value, torch.Tensor) and value.numel():
             return self._offsets(value)
         if self.unchecked:
-            # Running statistics are written, too.
+            # Running statistics are written, although the schema does not say so.
             written = argument.name.startswith("running_") or (argument.alias_info and argument.alias_info.is_write)
             if isinstance(value, torch.Tensor) and self.device == "cpu" and not written:
                 return self._laid_out(value) if self.op.overload in _STRIDED else value
@@ -380,7 +381,7 @@ class Drawer:
         return self._tensor(None, value.dtype)
 
     def _offsets(self, value: torch.Tensor) -> torch.Tensor:
-        """As many offsets up to the same largest: in any order or none, from 0 or later."""
+        """Return as many offsets up to the same maximum, sorted or not, from 0 or later."""
         drawn = [self.random.randint(0, int(value.max())) for _ in range(value.numel())]
         drawn = sorted(drawn) if self._chance(0.6) else drawn
         if self._chance(0.6):
@@ -388,14 +389,14 @@ class Drawer:
         return torch.tensor(drawn, device=value.device).to(value.dtype).view(value.shape)
 
     def _at_boundaries(self, call: Call) -> Call:
-        """The call with operands at which its operator decides, in layouts of their own."""
+        """Return the call with operands at which its formula changes, in random layouts."""
         found = at_boundaries(self.op.packet, self.boundaries, call.arguments)
         changed = [name for name, value in found.items() if value is not call.arguments[name]]
         tensors = {name: self._laid_out(found[name]) for name in changed if isinstance(found[name], torch.Tensor)}
         return Call(self.op, found | tensors)
 
     def _answered(self, call: Call) -> Call:
-        """The call, or one like it for which ATen has an answer."""
+        """Return the call, with arguments replaced for which ATen has no defined result."""
         arguments = dict(call.arguments)
         if self.device == "cpu" and self.op.packet in NAN_UNDEFINED:
             for name, value in arguments.items():
@@ -407,14 +408,14 @@ class Drawer:
         return Call(self.op, arguments if answered is None else answered(arguments))
 
     def _outs(self, call: Call) -> dict[str, Any]:
-        """Outputs: like ATen's results, or empty, or changed, or memory that an argument has, too."""
+        """Return outputs: like ATen's results, empty, of other shapes or dtypes, or views of an argument."""
         tensors = [value for value in call.arguments.values() if isinstance(value, torch.Tensor)]
         results = functional_results(call) or ()
         outs = {}
         for i, name in enumerate(self.op.out_names):
             like = self._pick(tensors) if tensors else torch.empty(0, device=self.device)
             if isinstance(outcome := results[i] if i < len(results) else None, list):
-                # As many as there are results, or one less.
+                # As many tensors as results, or one less.
                 kept = outcome if self._chance(0.9) else outcome[:-1]
                 outs[name] = [self._tensor(tuple(x.shape), x.dtype) for x in kept]
                 continue
@@ -422,7 +423,7 @@ class Drawer:
                 outs[name] = []
                 continue
             shape, dtype = tuple(self.shape), self.dtype
-            # A number may ask for more elements than there is memory for.
+            # A number among the arguments may ask for too many elements.
             known = i < len(results) and results[i] is not None and results[i].numel() <= 2**24
             if known and self._chance(0.8):
                 shape, dtype = tuple(results[i].shape), results[i].dtype
@@ -441,19 +442,19 @@ class Drawer:
             elif way < 0.9 or not like.dim() or not like.numel():
                 outs[name] = like
             else:
-                # A part of its memory: the first elements, or all but the first.
+                # A view of an argument without its last or its first element.
                 outs[name] = like[:-1] if self._chance(0.5) else like[1:]
         return outs
 
 
 def sizes_of(arguments: dict[str, Any]) -> list[int]:
-    """Sizes of 2 and more that the dimensions of a call's tensors have, in ascending order."""
+    """Return the sizes above 1 of a call's tensors, in ascending order."""
     tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, torch.Tensor)]
     return sorted({size for x in tensors for size in x.shape if size > 1})
 
 
 def with_size(arguments: dict[str, Any], size: int, made: int) -> dict[str, Any]:
-    """Cut every dimension of `size` to its first `made` elements, and change equal items of lists alike."""
+    """Narrow every dimension of `size` to `made` elements, and replace equal items of lists."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -469,7 +470,7 @@ def with_size(arguments: dict[str, Any], size: int, made: int) -> dict[str, Any]
 
 
 def _deepened(rank: int, value: Any) -> Any:
-    """A tensor with dimensions, with leading ones of size 1 until it has `rank` of them; anything else as it is."""
+    """Add leading dimensions of size 1 until a tensor has `rank`. Scalars and other values stay as they are."""
     if not isinstance(value, torch.Tensor) or not 0 < value.dim() < rank:
         return value
     missing = rank - value.dim()
@@ -481,7 +482,7 @@ def _is_number(argument: Any) -> bool:
 
 
 def functional_results(call: Call) -> tuple[Any, ...] | None:
-    """What ATen's overload that allocates its outputs gives for the arguments, if there is one and it takes them."""
+    """Return the results of ATen's functional overload for the arguments, or None if it refuses them or is missing."""
     for name, schema in schemas(call.op.overload.partition(".")[0]):
         names = tuple(argument.name for argument in schema.arguments)
         if names == call.op.names and not any(
@@ -491,12 +492,12 @@ def functional_results(call: Call) -> tuple[Any, ...] | None:
             keywords = {a.name: call.arguments[a.name] for a in schema.arguments if a.kwarg_only}
             try:
                 found = function(*[value for key, value in call.arguments.items() if key not in keywords], **keywords)
-            except Exception:  # noqa: BLE001 - it refuses them as it likes
+            except Exception:  # noqa: BLE001 - ATen refuses arguments by any exception
                 return None
             return found if isinstance(found, tuple) else (found,)
     return None
 
 
 def draw(op: Op, seed: int, number: int) -> Call:
-    """The call of an overload that has this number, of those that a seed gives."""
+    """Return the call of an overload that a seed and a number determine."""
     return Drawer(op, seed, number).draw()

@@ -1,4 +1,4 @@
-"""Fuzzing in several processes: one that a call ends is replaced by another, and the call is a finding."""
+"""Fuzzing in several processes. If a call ends its process, the call is a finding and a new process goes on."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tritonite.runtime.stats import counts
 from tritonite.testing.fuzz.check import Finding, check, outcome, synchronize
 from tritonite.testing.fuzz.draw import draw
 
-# A call that takes longer than this many seconds, compilation included, hangs.
+# Seconds, compilation included, after which a call counts as hanging.
 _PATIENCE = 120.0
 
 
 @dataclass
 class Tally:
-    """How many calls were drawn and how many a kernel served; those that ended ATen's process, or kept it busy."""
+    """Counts of drawn and of served calls, and the calls in which ATen crashed or hung."""
 
     calls: int = 0
     served: int = 0
@@ -36,7 +36,7 @@ class Tally:
 
 
 def fuzz_one(overload: str, seed: int, number: int) -> Finding | None:
-    """Check one call, by its overload, seed and number."""
+    """Check the call of an overload, a seed and a number."""
     call = draw(overloads()[overload], seed, number)
     found = check(call)
     return None if found is None else Finding(found[0], overload, seed, number, str(call), found[1])
@@ -50,21 +50,21 @@ def fuzz(
     tally: Tally,
     turns: int | None = None,
 ) -> Iterator[Finding]:
-    """Draw calls of the overloads named for so many seconds, yielding what is wrong; counts in `tally`.
+    """Draw calls of the named overloads for a time, yield findings, and count in `tally`.
 
-    By default they are those that `select` gives: all that run without being named. With `turns` each process ends
-    after so many calls.
+    `names` are patterns for `select`; without names all overloads that `enable()` overrides. With `turns` each process
+    ends after this number of calls.
     """
     chosen = sorted(select(names))
     random.Random(seed).shuffle(chosen)
     end = time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
-    workers = {place: _Worker(context, chosen, seed, place, (processes, turns), 0) for place in range(processes)}
+    workers = {i: _Worker(context, chosen, seed, i, (processes, turns), 0) for i in range(processes)}
     try:
         while workers:
             ready = multiprocessing.connection.wait([worker.connection for worker in workers.values()], 1.0)
             late = time.monotonic() > end
-            for place, worker in list(workers.items()):
+            for i, worker in list(workers.items()):
                 finding = None
                 if worker.connection in ready:
                     finding = worker.receive(tally)
@@ -74,22 +74,21 @@ def fuzz(
                     yield finding
                 if worker.ended or (late and not worker.alone):
                     worker.end()
-                    del workers[place]
+                    del workers[i]
                     if worker.again or not (late or worker.turn + 1 == turns):
                         steps, turn = (processes, turns), worker.turn + (not worker.again)
                         alone = worker.accused or (worker.unstarted and worker.alone)
-                        workers[place] = _Worker(context, chosen, seed, place, steps, turn, alone, worker.unstarted)
+                        workers[i] = _Worker(context, chosen, seed, i, steps, turn, alone, worker.unstarted)
     finally:
         for worker in workers.values():
             worker.end()
 
 
 class _Worker:
-    """A process that checks each of so many calls, from `turn` on until its last, and what it was last heard to do.
+    """A process that checks calls from `turn` on, and the call that it last reported.
 
-    Where ATen ended the process of a call, the next one begins with ATen's answer to it `alone`: what kernels before it
-    had left could have ended it as well. Until then ATen is `accused`. One that ends before its first call is started
-    a `second` time.
+    If ATen ends the process in a call, ATen is `accused`, because earlier kernels could be to blame. The next process
+    begins with ATen's run of this call `alone`. A process that ends before its first call is started a `second` time.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class _Worker:
         context: Any,
         chosen: list[str],
         seed: int,
-        place: int,
+        index: int,
         steps: tuple[int, int | None],
         turn: int,
         alone: bool = False,
@@ -105,7 +104,7 @@ class _Worker:
     ) -> None:
         self.connection, theirs = context.Pipe(duplex=False)
         self.alone, self.accused, self.second, self.unstarted = alone, False, second, False
-        arguments = theirs, chosen, seed, place, *steps, turn, alone
+        arguments = theirs, chosen, seed, index, *steps, turn, alone
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -113,7 +112,7 @@ class _Worker:
         self.at: tuple[str, int, str, str] | None = None
 
     def receive(self, tally: Tally) -> Finding | None:
-        """The next thing that the process says."""
+        """Receive the next message, and return the finding in it or that follows from the end of the process."""
         self.heard = time.monotonic()
         try:
             kind, value = self.connection.recv()
@@ -133,7 +132,7 @@ class _Worker:
         return value if kind == "finding" else None
 
     def stopped(self, kind: str, tally: Tally) -> Finding | None:
-        """What to say of a process that ended in the middle of a call, or does not end it."""
+        """Return the finding for a process that crashed or hangs in a call, or None if ATen is or may be the cause."""
         self.ended = True
         if self.at is None and not self.second:
             self.unstarted = True
@@ -152,7 +151,7 @@ class _Worker:
 
     @property
     def again(self) -> bool:
-        """Whether another process begins with the same turn."""
+        """Whether the next process repeats the turn."""
         return self.accused or self.unstarted
 
     def end(self) -> None:
@@ -161,26 +160,26 @@ class _Worker:
 
 
 def _work(
-    connection: Any, chosen: list[str], seed: int, place: int, step: int, turns: int | None, turn: int, alone: bool
+    connection: Any, chosen: list[str], seed: int, index: int, step: int, turns: int | None, turn: int, alone: bool
 ) -> None:
-    """Check the calls from `turn` on, of all turns those that are this process's; the first by ATen `alone`, or not."""
+    """Check this process's calls from `turn` on; with `alone` only ATen runs the first."""
     torch.set_num_threads(1)
-    # A quarter of the processes, or one of two, makes its calls through Python.
-    os.environ["TRITONITE_NATIVE"] = str(int(place % min(step, 4) != 0 or step == 1))
+    # Every fourth process, or one of two or three, makes its calls through Python.
+    os.environ["TRITONITE_NATIVE"] = str(int(index % min(step, 4) != 0 or step == 1))
     log = os.environ.get("TRITONITE_FUZZ_LOG", os.devnull)
-    # BLAS writes what it says of calls that ATen then raises for to the one, PyTorch its warnings to the other.
+    # BLAS prints errors of calls that ATen then raises for, and PyTorch prints warnings.
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream.fileno())
     while turn != turns:
-        total = turn * step + place
+        total = turn * step + index
         number, which = divmod(total, len(chosen))
         name = chosen[which]
         before = counts(name)
         try:
             for finding in _findings(connection, name, seed, number, turn, alone):
                 connection.send(("finding", finding))
-        except Exception as error:  # noqa: BLE001 - what is wrong with the fuzzer must not pass for ATen's
-            # What the device raises ends the process.
+        except Exception as error:  # noqa: BLE001 - an error of the fuzzer is a finding, too
+            # An error of the device ends the process.
             if "CUDA error" in str(error) or "device-side assert" in str(error):
                 os._exit(3)
             detail = "".join(traceback.format_exception_only(error)).strip()
@@ -194,21 +193,21 @@ def _work(
 
 
 def _findings(connection: Any, name: str, seed: int, number: int, turn: int, alone: bool) -> Iterator[Finding]:
-    """What is wrong with a call; with ATen's answer `alone`, that it has one."""
+    """Yield the findings of a call; if ATen runs `alone` and does not crash, that it crashed only after other calls."""
 
     def at(call: str, whose: str) -> None:
         connection.send(("at", (turn, name, number, call, whose)))
 
-    # Drawing asks ATen for results.
+    # Drawing calls ATen.
     at(name, "aten")
     call = draw(overloads()[name], seed, number)
-    told = str(call)
+    shown = str(call)
     if alone:
-        at(told, "aten")
+        at(shown, "aten")
         outcome(call)
-        yield Finding("crash", name, seed, number, told, "ended ATen's process after other calls, and does not alone")
+        yield Finding("crash", name, seed, number, shown, "ATen crashes after other calls, and not alone")
         return
-    found = check(call, functools.partial(at, told))
+    found = check(call, functools.partial(at, shown))
     synchronize()
     if found is not None:
-        yield Finding(found[0], name, seed, number, told, found[1])
+        yield Finding(found[0], name, seed, number, shown, found[1])

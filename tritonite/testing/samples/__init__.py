@@ -1,7 +1,7 @@
-"""Inputs for every overload: made from its schema, and from what its family says besides.
+"""Example calls of every overload, made from its schema and from facts that its family registers.
 
-`generate` makes them; `facts` holds what schemas do not tell; a module named after a family of operators adds that
-family's, and is the one to open for a new operator of it.
+`generate` makes the calls, `boundaries` the operands at which formulas change, and `facts` is the registry. A module
+named after a family registers that family's facts; a new operator of the family adds its own there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib.util
 from tritonite.ops.families import FAMILIES
 from tritonite.testing.samples.boundaries import at_boundaries
 from tritonite.testing.samples.facts import (
+    CANCELLING,
     CHOSEN,
     DEVICE_DEFINED,
     DRAWN,
@@ -19,8 +20,11 @@ from tritonite.testing.samples.facts import (
     NOT_REACHED,
     RANDOM,
     REFERENCES,
+    ROUNDED_TERMS,
+    TERMS,
     UNWRITTEN,
     MayDecline,
+    Sums,
     compares_zero_sign,
 )
 from tritonite.testing.samples.generate import Sample, calls, samples, values
@@ -31,6 +35,7 @@ for _family in (*FAMILIES, "fused"):
         importlib.import_module(f"{__name__}.{_family}")
 
 __all__ = [
+    "CANCELLING",
     "CHOSEN",
     "DEVICE_DEFINED",
     "DRAWN",
@@ -38,9 +43,12 @@ __all__ = [
     "NOT_REACHED",
     "RANDOM",
     "REFERENCES",
+    "ROUNDED_TERMS",
+    "TERMS",
     "UNWRITTEN",
     "MayDecline",
     "Sample",
+    "Sums",
     "at_boundaries",
     "calls",
     "compares_zero_sign",

@@ -18,7 +18,7 @@ facts.may_decline(
     ("div.Scalar_mode*", "div.Tensor_mode", "div.out_mode"),
     ("* None",),
     "rounding_mode None for integers",
-    "the result is of floating point only where the mode is None, and a kernel's dtype depends on no such value",
+    "the result is floating point only if the mode is None, and a plan's dtype does not depend on the mode",
     dtypes=INTS,
 )
 facts.may_decline(
@@ -32,13 +32,13 @@ facts.may_decline(
 
 @facts.drawn("div", "floor_divide", "fmod", "remainder")
 def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
-    """An integer divided by 0 has no defined result on a GPU, and ATen's differs by how wide the divisor is."""
+    """Avoid quotients without a defined result: integers by 0 on a GPU, and large floats on a CPU."""
     dividend, divisor = arguments["self"], arguments["other"]
     if devices.current.type == "cpu" and isinstance(dividend, float):
-        # Where the quotient has more digits than the dtype, ATen's loop over vectors has nan.
+        # If the quotient has more digits than the dtype, ATen's vector loop returns nan.
         return arguments | {"self": math.fmod(dividend, 1024.0) if math.isfinite(dividend) else dividend}
     if devices.current.type == "cpu" and facts.real(dividend) and dividend.is_floating_point():
-        # And of elements beyond what a divisor of 0.001 leaves digits for.
+        # The limit leaves digits for a divisor of 0.001.
         large = dividend.double().abs().nan_to_num(0, 0, 0) > 2.0**20
         return arguments | {"self": dividend.masked_fill(large, 1024.0)} if large.any() else arguments
     if devices.current.type != "cpu" and type(divisor) in (bool, int) and divisor == 0:
@@ -51,7 +51,7 @@ def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn("pow")
 def _known_parity(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Whether an exponent is odd decides a sign, and ATen rounds it to the dtype in vectors, though not beside them."""
+    """Limit an exponent to numbers whose parity every dtype keeps: ATen rounds it in its vector loop alone."""
     exponent = arguments["exponent"]
     if devices.current.type != "cpu" or type(exponent) not in (int, float) or not 2**7 < abs(exponent) < math.inf:
         return arguments
@@ -60,7 +60,7 @@ def _known_parity(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn("_add_relu")
 def _finite_sums(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Sums that are nan, of infinities or of 0 times one, differ between ATen's loops as elements that are nan do."""
+    """Avoid sums that are nan, whose results differ between ATen's vector and scalar loops."""
 
     def finite(value: Any) -> Any:
         if facts.real(value) and value.is_floating_point():
@@ -72,7 +72,7 @@ def _finite_sums(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn("ldexp")
 def _exponents(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Where 2 to the exponent overflows, some versions of ATen scale by it in steps, and others have nan of 0."""
+    """Limit the exponent: if 2^exponent overflows, versions of ATen differ in the result for 0."""
     exponent = arguments["other"]
     if not facts.real(exponent) or exponent.dtype is torch.bool:
         return arguments

@@ -1,4 +1,4 @@
-"""Attention and its gradients, of operands that fit each other."""
+"""Attention and its gradients, with operands of matching shapes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from torch.utils.checkpoint import checkpoint
 
 from tritonite import devices
 from tritonite.testing.samples import facts
+from tritonite.testing.samples.matmul import terms_of_products
 
-# So that scores are of a few units, whose exponentials keep most of a score's precision.
+# Keeps scores small, so that their exponentials keep most of the precision.
 _SCALE = 0.125
-# So many are computed at once, in float64: their steps take several times as much memory.
-_MOST_SCORES = 2**27
+# Scores that a reference computes at once in float64; their intermediates take several times the memory.
+_MAX_SCORES = 2**27
 
 
 def _heads(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
-    """A tensor of this shape with the other's finite values; one that lies in another way has heads side by side."""
+    """Fill a shape of (batch, heads, rows, elements) with a tensor's finite values.
+
+    Values of a tensor that is not contiguous are laid out as (batch, rows, heads, elements).
+    """
     values = tensor.flatten().nan_to_num(1, 1, 1).clamp(-3, 3)
     values = values.repeat(math.prod(shape) // len(values) + 1)[: math.prod(shape)]
     if tensor.is_contiguous():
@@ -32,7 +36,7 @@ def _heads(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
 def _scores(
     query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, causal: bool, last: bool, scale: float
 ) -> torch.Tensor:
-    """In float64; `last` where the last query sees all keys, and not the first one alone."""
+    """Return scores in float64. A causal mask ends at the last key with `last`, and otherwise begins at the first."""
     ratio, (queries, keys) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
     scores = query.double() @ key.double().repeat_interleave(ratio, 1).mT * scale
     if bias is not None:
@@ -44,9 +48,10 @@ def _scores(
 
 
 def _operands(tensors: facts.Tensors, shared: int, biased: bool, last: bool = False) -> dict[str, Any] | None:
-    """Of `shared` heads of key and value; causal where the first lies in rows, and otherwise with a bias if `biased`.
+    """Return all arguments of the variants of attention, with `shared` heads of key and value.
 
-    Without rows or elements ATen's kernel for CPUs ends the process.
+    Attention is causal if the first tensor is contiguous, and otherwise has a bias if `biased`. Returns None without
+    elements, for which ATen's kernel for CPUs stops the program.
     """
     x, y = tensors[:2]
     if not (x.numel() and y.numel()):
@@ -64,10 +69,10 @@ def _operands(tensors: facts.Tensors, shared: int, biased: bool, last: bool = Fa
     return given | {"grad_input_mask": [True, True, True, bias is not None]}
 
 
-def _of_halves(tensors: facts.Tensors) -> facts.Tensors | None:
-    """Tensors of a half type for an operator that has no kernel for others.
+def _as_16_bit(tensors: facts.Tensors) -> facts.Tensors | None:
+    """Convert floats to float16 unless they are fp16 or bf16; return None for other dtypes.
 
-    cuDNN's reads the memory of any dtype as float16, beyond its end too.
+    cuDNN would read any dtype as float16, beyond the end of the memory.
     """
     if not all(x.is_floating_point() for x in tensors):
         return None
@@ -75,17 +80,26 @@ def _of_halves(tensors: facts.Tensors) -> facts.Tensors | None:
 
 
 def _padded(logarithms: torch.Tensor) -> torch.Tensor:
-    """As efficient attention has them: of a multiple of 32 rows."""
+    """Pad logarithms to a multiple of 32 rows, as efficient attention does."""
     return torch.nn.functional.pad(logarithms, (0, -logarithms.shape[2] % 32), value=math.inf)
 
 
-def _heads_side_by_side(tensor: torch.Tensor) -> torch.Tensor:
-    """Laid out as results of efficient attention, which its gradient takes for granted."""
+def _rows_before_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """Lay a tensor out as (batch, rows, heads, elements), which the gradient of efficient attention assumes."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 _CPU, _FLASH = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"
 _EFFICIENT, _CUDNN = "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"
+_FLASH_ROWS, _EFFICIENT_ROWS = "_flash_attention", "_efficient_attention"
+_PACKETS = {
+    *(f"{name}{suffix}" for name in (_CPU, _FLASH, _EFFICIENT, _CUDNN) for suffix in ("", "_backward")),
+    *(f"{name}{suffix}" for name in (_FLASH_ROWS, _EFFICIENT_ROWS) for suffix in ("_forward", "_backward")),
+}
+facts.terms(*_PACKETS)(terms_of_products)
+# Probabilities are rounded before they are multiplied by values.
+facts.ROUNDED_TERMS |= _PACKETS
+facts.CANCELLING |= _PACKETS
 
 
 @facts.arguments(_CPU, f"{_CPU}_backward")
@@ -94,10 +108,10 @@ def _grouped(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 @facts.arguments(_CUDNN, f"{_CUDNN}_backward")
-def _grouped_halves(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """cuDNN has logarithms of one element a row."""
-    halves = _of_halves(tensors)
-    given = None if halves is None else _operands(halves, 2, biased=True)
+def _grouped_16_bit(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return arguments for cuDNN, whose logarithms have a last dimension of 1."""
+    converted = _as_16_bit(tensors)
+    given = None if converted is None else _operands(converted, 2, biased=True)
     if given is None:
         return None
     bias = given["attn_bias"]
@@ -107,27 +121,26 @@ def _grouped_halves(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments(_FLASH, f"{_FLASH}_backward")
 def _without_bias(tensors: facts.Tensors) -> dict[str, Any] | None:
-    halves = _of_halves(tensors)
-    return None if halves is None else _operands(halves, 2, biased=False, last=True)
+    converted = _as_16_bit(tensors)
+    return None if converted is None else _operands(converted, 2, biased=False, last=True)
 
 
 @facts.arguments(_EFFICIENT, f"{_EFFICIENT}_backward")
-def _of_all_heads(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """The state of the generator is on the CPU, but while a graph is captured."""
+def _ungrouped(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return arguments for efficient attention. The state of the generator is on the CPU."""
     given = _operands(tensors, 4, biased=True)
     if given is None:
         return None
     state = dict.fromkeys(("philox_seed", "philox_offset"), torch.zeros((), dtype=torch.int64))
-    return given | state | {"out": _heads_side_by_side(given["out"]), "logsumexp": _padded(given["logsumexp"])}
+    return given | state | {"out": _rows_before_heads(given["out"]), "logsumexp": _padded(given["logsumexp"])}
 
 
-# Of packed sequences: where those of queries and of keys begin and end.
+# Starts of packed sequences and the end of the last one.
 _QUERY_STARTS, _KEY_STARTS = (0, 13, 40), (0, 20, 48)
-_FLASH_ROWS, _EFFICIENT_ROWS = "_flash_attention", "_efficient_attention"
 
 
 def _rows_first(tensors: facts.Tensors, shared: int, last: bool) -> dict[str, Any] | None:
-    """Of (batch, rows, heads, elements), and where the first tensor is a matrix of packed sequences."""
+    """Return arguments in (batch, rows, heads, elements), with packed sequences if the first tensor is a matrix."""
     x, y = tensors[:2]
     if not (x.numel() and y.numel()):
         return None
@@ -164,13 +177,13 @@ def _rows_first(tensors: facts.Tensors, shared: int, last: bool) -> dict[str, An
 
 @facts.arguments(f"{_FLASH_ROWS}_forward", f"{_FLASH_ROWS}_backward")
 def _flash_of_rows(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Packed sequences have no batch, and nor have their logarithms."""
-    halves = _of_halves(tensors)
-    given = None if halves is None else _rows_first(halves, 2, last=True)
-    if halves is None or given is None:
+    """Return arguments for FlashAttention. Packed sequences and their logarithms have no batch dimension."""
+    converted = _as_16_bit(tensors)
+    given = None if converted is None else _rows_first(converted, 2, last=True)
+    if converted is None or given is None:
         return None
     logarithms = torch.cat(given["logsumexp"], 2).float()
-    state = torch.zeros(2, dtype=torch.uint64, device=halves[0].device)
+    state = torch.zeros(2, dtype=torch.uint64, device=converted[0].device)
     given |= {"logsumexp": logarithms, "rng_state": state, "unused": state[0]}
     if given["cum_seq_q"] is None:
         return given
@@ -180,7 +193,7 @@ def _flash_of_rows(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments(f"{_EFFICIENT_ROWS}_forward", f"{_EFFICIENT_ROWS}_backward")
 def _efficient_of_rows(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Every sequence has logarithms of its own."""
+    """Return arguments for efficient attention, which pads the logarithms of each packed sequence."""
     given = _rows_first(tensors, 4, last=False)
     if given is None:
         return None
@@ -194,7 +207,7 @@ facts.ZERO_SIGN_OF_ROUNDOFF |= {f"{name}_backward" for name in (_CPU, _FLASH, _E
 
 
 def _fits(*tensors: Any) -> bool:
-    """Whether query, key and value are what attention is of."""
+    """Return whether query, key and value are real tensors of matching shapes."""
     if not all(isinstance(x, torch.Tensor) and x.dim() == 4 and x.numel() and facts.real(x) for x in tensors):
         return False
     query, key, value = (x.shape for x in tensors)
@@ -204,7 +217,7 @@ def _fits(*tensors: Any) -> bool:
 def _attended(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, causal: bool, last: bool, scale: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and the logarithms of the sums."""
+    """Return the output and the logsumexp of each row."""
 
     def attended(query: Any, key: Any, value: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _scores(query, key, bias, causal, last, query.shape[3] ** -0.5 if scale is None else scale)
@@ -212,18 +225,18 @@ def _attended(
 
     batch, heads, queries = query.shape[:3]
     keys = key.shape[2]
-    if batch * heads * queries * keys <= _MOST_SCORES:
+    if batch * heads * queries * keys <= _MAX_SCORES:
         return attended(query, key, value, bias)
-    # A head of keys after the other, whose scores a gradient computes again.
+    # Keys' heads one by one, with checkpoints, so that a gradient keeps no scores.
     bias = None if bias is None else bias.expand(batch, heads, queries, keys)
     ratio, rows = heads // key.shape[1], []
     for i in range(batch):
-        parts = []
+        outputs = []
         for j in range(key.shape[1]):
             own, shared = (slice(i, i + 1), slice(j * ratio, (j + 1) * ratio)), (slice(i, i + 1), slice(j, j + 1))
             operands = (query[own], key[shared], value[shared], None if bias is None else bias[own])
-            parts.append(checkpoint(attended, *operands, use_reentrant=False))
-        rows.append([torch.cat(each, 1) for each in zip(*parts, strict=True)])
+            outputs.append(checkpoint(attended, *operands, use_reentrant=False))
+        rows.append([torch.cat(each, 1) for each in zip(*outputs, strict=True)])
     out, logarithms = (torch.cat(each) for each in zip(*rows, strict=True))
     return out, logarithms
 
@@ -266,9 +279,9 @@ def _cudnn(
 
 
 def _gradients(bias: int, causal: int, last: bool, mask: int = 0) -> Any:
-    """Of an operator whose bias, whether it is causal, and which gradients are asked for are arguments at these places.
+    """Return a reference for a gradient whose bias, causal flag and output mask are the arguments at these indices.
 
-    At 0 is none of them.
+    An index of 0 stands for an operator without that argument.
     """
 
     def reference(grad: torch.Tensor, *arguments: Any, scale: Any = None) -> Any:
@@ -300,31 +313,31 @@ def _gradients_of_cpu(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """By the definition: logarithms near the largest finite number do not tell how many keys a row has, as ATen's need.
+    """Return gradients by the definition, with zeros for rows that see no key.
 
-    A row that sees nothing has no gradient.
+    ATen's formula needs the logsumexp, which next to the largest finite number does not hold the number of keys.
     """
     operands = [x.detach().requires_grad_() for x in (query, key, value)]
     with torch.enable_grad():
         factor = query.shape[3] ** -0.5 if scale is None else scale
         scores = _scores(operands[0], operands[1], attn_mask, causal, False, factor)
         empty = scores.isneginf().all(-1, keepdim=True)
-        shares = scores.masked_fill(empty, 0).softmax(-1) * ~empty
-        result = shares @ operands[2].repeat_interleave(query.shape[1] // key.shape[1], 1)
+        probabilities = scores.masked_fill(empty, 0).softmax(-1) * ~empty
+        result = probabilities @ operands[2].repeat_interleave(query.shape[1] // key.shape[1], 1)
         return torch.autograd.grad(result, operands, grad)
 
 
 def _attended_rows(
     operands: list[torch.Tensor], starts: Any, causal: Any, last: bool, scale: Any, bias: Any = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The result of (batch, rows, heads, elements), and the logarithms of the sums of each sequence or of all."""
+    """Return the output as (batch, rows, heads, elements), and the logsumexp of each packed sequence or of all."""
     query, key, value = [tensor.transpose(1, 2) for tensor in operands]
-    places = [(0, 0), (query.shape[2], key.shape[2])]
+    bounds = [(0, 0), (query.shape[2], key.shape[2])]
     if starts[0] is not None:
-        places = [(int(i), int(j)) for i, j in zip(*[each.tolist() for each in starts], strict=True)]
+        bounds = [(int(i), int(j)) for i, j in zip(*[each.tolist() for each in starts], strict=True)]
     found = [
         _attended(query[:, :, i:j], key[:, :, m:n], value[:, :, m:n], bias, bool(causal), last, scale)
-        for (i, m), (j, n) in itertools.pairwise(places)
+        for (i, m), (j, n) in itertools.pairwise(bounds)
     ]
     return torch.cat([out for out, _ in found], 2).transpose(1, 2), [logarithms for _, logarithms in found]
 
@@ -343,16 +356,16 @@ def _efficient_rows(query: Any, key: Any, value: Any, *rest: Any, scale: Any = N
 
 
 def _row_gradients(starts: int, causal: int, last: bool, results: int) -> Any:
-    """Of an operator where the starts of packed sequences, and whether it is causal, are arguments at these places."""
+    """Return a reference for a gradient whose sequence starts and causal flag are the arguments at these indices."""
 
     def reference(grad: torch.Tensor, *arguments: Any, scale: Any = None, **_: Any) -> Any:
         given = (grad, *arguments)
         operands = [x.detach().requires_grad_() for x in given[1:4]]
-        lacking = grad.dim() == 3
+        packed = grad.dim() == 3
         with torch.enable_grad():
-            rows = [x.unsqueeze(0) if lacking else x for x in operands]
+            rows = [x.unsqueeze(0) if packed else x for x in operands]
             out = _attended_rows(rows, given[starts : starts + 2], given[causal], last, scale)[0]
-            found = torch.autograd.grad(out, operands, grad.unsqueeze(0) if lacking else grad)
+            found = torch.autograd.grad(out, operands, grad.unsqueeze(0) if packed else grad)
         return *found, *[None] * (results - 3)
 
     return reference
@@ -364,7 +377,7 @@ facts.REFERENCES |= {
     f"{_EFFICIENT_ROWS}_backward": _row_gradients(6, 14, False, 4),
 }
 facts.UNWRITTEN |= {f"{_FLASH_ROWS}_forward": (2, 3), f"{_EFFICIENT_ROWS}_forward": (2, 3)}
-# ATen has no float64 on GPUs.
+# ATen has no attention in float64 on GPUs.
 facts.REFERENCES[f"{_CPU}_backward"] = _gradients_of_cpu
 facts.REFERENCES |= {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn}
 facts.REFERENCES |= {
@@ -372,12 +385,12 @@ facts.REFERENCES |= {
     f"{_EFFICIENT}_backward": _gradients(4, 11, False, mask=10),
     f"{_CUDNN}_backward": _gradients(8, 14, False),
 }
-# The state of a generator that nothing is drawn from.
+# The state of the generator, which is uninitialised without dropout.
 facts.UNWRITTEN |= {_FLASH: (6, 7), _EFFICIENT: (2, 3), _CUDNN: (6, 7)}
 
 
 def _draw(given: dict[str, Any]) -> int:
-    """A number of 32 bits that the values of a call's floating-point tensors decide."""
+    """Return a 32-bit hash of the values of a call's floating-point tensors."""
     drawn = 0
     for x in given.values():
         if isinstance(x, torch.Tensor) and x.is_floating_point() and x.layout is torch.strided:
@@ -386,7 +399,7 @@ def _draw(given: dict[str, Any]) -> int:
 
 
 def _scale(given: dict[str, Any]) -> float:
-    """A scale of the drawn one's sign. Beside a causal mask ATen's scores are nan where it is not positive."""
+    """Return a scale with the sign of the drawn one, positive with a causal mask: others give ATen nan scores."""
     number = given.get("scale")
     if not isinstance(number, (int, float)) or given["is_causal"]:
         return _SCALE
@@ -394,7 +407,7 @@ def _scale(given: dict[str, Any]) -> float:
 
 
 def _with_extremes(bias: torch.Tensor, drawn: int) -> torch.Tensor:
-    """A bias with the row or the column that a padding mask has, or as it is."""
+    """Set a row or columns of a bias to extreme values, as padding masks do, or leave the bias as it is."""
     info, bias = torch.finfo(bias.dtype), bias.contiguous().clone()
     rows = [info.min, info.max, *([-math.inf] if bias.device.type == "cpu" else [])]
     columns = [info.min, info.max, -math.inf]
@@ -408,7 +421,7 @@ def _with_extremes(bias: torch.Tensor, drawn: int) -> torch.Tensor:
 
 
 def _decoding(given: dict[str, Any], many: bool) -> dict[str, Any]:
-    """A call's first query alone, and over so `many` keys that several programs share them."""
+    """Reduce a call to its first query, and with `many` repeat its keys until several programs share them."""
     times = 13 if many else 1
     found = {**given, "query": given["query"][:, :, :1]}
     found |= {name: given[name].repeat(1, 1, times, 1) for name in ("key", "value")}
@@ -421,10 +434,10 @@ def _decoding(given: dict[str, Any], many: bool) -> dict[str, Any]:
 
 
 def _tame(given: dict[str, Any], dtypes: tuple[torch.dtype, ...] = ()) -> dict[str, Any]:
-    """Operands that fit, of values whose scores are of a few units but for what masks are made of.
+    """Replace operands that do not match, and limit values so that scores stay small, except in masks.
 
-    ATen's kernels for CPUs look at few shapes, and read or write beyond those that do not fit, as cuDNN's do of other
-    dtypes. They end the process where there are no rows.
+    ATen's kernels for CPUs and cuDNN check few shapes and dtypes, and read or write beyond the memory of operands that
+    do not match. Without rows they stop the program.
     """
     drawn = _draw(given)
     given = {**given, "scale": _scale(given)}
@@ -434,7 +447,7 @@ def _tame(given: dict[str, Any], dtypes: tuple[torch.dtype, ...] = ()) -> dict[s
     operands = query, given["key"], given["value"]
     fits = _fits(*operands)
     if fits and dtypes:
-        # cuDNN's kernels take what is not of the query's dtype, or on its device, for what is.
+        # cuDNN's kernels assume the query's dtype and device for all operands.
         alike = len({(x.dtype, x.device) for x in operands}) == 1
         fits = alike and query.dtype in dtypes and query.shape[3] % 8 == 0
     if not fits:
@@ -447,7 +460,7 @@ def _tame(given: dict[str, Any], dtypes: tuple[torch.dtype, ...] = ()) -> dict[s
     for name in ("query", "key", "value", "attn_mask", "attn_bias", "grad_out", "grad_out_"):
         x = given.get(name)
         if x is None and name in given and drawn % 3 and not given["is_causal"]:
-            # ATen's kernel for CPUs alone takes a mask of another dtype.
+            # Only ATen's kernel for CPUs accepts a mask in another dtype.
             wide = name == "attn_mask" and drawn % 2
             dtype = torch.float32 if wide else query.dtype
             x = query.new_zeros((*query.shape[:3], given["key"].shape[2]), dtype=dtype)
@@ -460,11 +473,7 @@ def _tame(given: dict[str, Any], dtypes: tuple[torch.dtype, ...] = ()) -> dict[s
 
 @facts.drawn(_CPU, f"{_CPU}_backward")
 def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Operands that fit, and for gradients what the forward pass gives of them.
-
-    It masks before it scales, so that causal scores are nan where the scale is not positive. What overflows half types
-    depends on the order of products.
-    """
+    """Return matching operands, and for gradients the results of their forward pass."""
     given = _tame(arguments)
     if "logsumexp" not in given:
         return given
@@ -476,8 +485,8 @@ def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
         given["attn_mask"] = None
     if scores.shape != plain.shape:
         given["attn_mask"], scores = None, plain
-    shares, logarithms = scores.softmax(-1).nan_to_num(0), scores.logsumexp(-1)
-    out = (shares @ value.double().repeat_interleave(query.shape[1] // key.shape[1], 1)).to(query.dtype)
+    probabilities, logarithms = scores.softmax(-1).nan_to_num(0), scores.logsumexp(-1)
+    out = (probabilities @ value.double().repeat_interleave(query.shape[1] // key.shape[1], 1)).to(query.dtype)
     if not isinstance(given["grad_out"], torch.Tensor) or given["grad_out"].shape != out.shape:
         given["grad_out"] = out
     return given | {"out": out, "logsumexp": logarithms.masked_fill(logarithms.isneginf(), 0).float()}
@@ -488,7 +497,7 @@ _OF_CUDA = (_FLASH, _EFFICIENT, _CUDNN)
 
 @facts.drawn(*_OF_CUDA, *[f"{name}_backward" for name in _OF_CUDA])
 def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same of what ATen has on CUDA, whose operators are told apart by their arguments, without dropout."""
+    """Return matching operands for ATen's operators on CUDA, without dropout; arguments tell which operator it is."""
     efficient = "grad_input_mask" in arguments or ("attn_bias" in arguments and "return_debug_mask" not in arguments)
     efficient = efficient and "cum_seq_q" not in arguments
     biased = "attn_bias" in arguments
@@ -498,7 +507,7 @@ def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
     if efficient and query.shape[1] != key.shape[1]:
         key, value = query, query
     causal = bool(given["is_causal"]) and query.shape[2] <= key.shape[2]
-    # Of the rows that lie as ATen's loads want them.
+    # ATen's loads want rows of a multiple of 8 elements.
     shape = (*query.shape[:3], key.shape[2])
     bias = given.get("attn_bias")
     if not (isinstance(bias, torch.Tensor) and bias.shape == shape and bias.dtype == query.dtype and shape[3] % 8 == 0):
@@ -509,7 +518,7 @@ def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
     if "logsumexp" not in given:
         return given
     if not efficient and given["scale"] <= 0:
-        # The gradients of FlashAttention and cuDNN are nan.
+        # FlashAttention and cuDNN have nan gradients for such scales.
         given["scale"] = _SCALE
     wide = query.double(), key.double(), value.double()
     out, logarithms = _attended(*wide, bias, causal, not biased, given["scale"])
@@ -519,7 +528,7 @@ def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
     grad = given[name]
     if not isinstance(grad, torch.Tensor) or grad.shape != out.shape or grad.dtype != out.dtype:
         grad = out
-    given |= {name: grad, "out": _heads_side_by_side(out) if efficient else out, "logsumexp": logarithms}
+    given |= {name: grad, "out": _rows_before_heads(out) if efficient else out, "logsumexp": logarithms}
     state = torch.zeros((), dtype=torch.int64, device="cpu" if efficient else query.device)
     given |= {"philox_seed": state, "philox_offset": state}
     if efficient:
@@ -529,7 +538,7 @@ def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn(*[f"{name}_{way}" for name in (_FLASH_ROWS, _EFFICIENT_ROWS) for way in ("forward", "backward")])
 def _consistent_rows(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those of samples: ATen looks at few shapes and no starts, and reads and writes where they say."""
+    """Replace drawn operands by those of samples: ATen checks few shapes and no sequence starts."""
     make = _flash_of_rows if "cum_seq_q" in arguments else _efficient_of_rows
     query = arguments["query"]
     wide = isinstance(query, torch.Tensor) and query.dim() == 4

@@ -10,10 +10,11 @@ from torch.utils import _pytree as pytree
 
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
+from tritonite.testing.samples.normalization import terms_of_gradients
 
-# In evaluation ATen returns statistics on GPUs alone.
+# In evaluation ATen returns statistics on GPUs, and empty tensors on CPUs.
 facts.DEVICE_DEFINED |= {"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"}
-# Without statistics to take in evaluation ATen reads through a null pointer.
+# In evaluation ATen needs running statistics, and dereferences a null pointer without them.
 facts.FLAGS |= dict.fromkeys(("_native_batch_norm_legit.no_stats", "_native_batch_norm_legit.no_stats_out"), (True,))
 
 
@@ -30,11 +31,13 @@ PACKETS = (
     "cudnn_batch_norm",
     "cudnn_batch_norm_backward",
 )
+facts.CANCELLING |= set(PACKETS)
+facts.terms("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward")(terms_of_gradients)
 
 
 @facts.layouts(*PACKETS)
 def _images(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
-    """What models give: sequences, volumes, and halves with the second tensor's dtype, float32, for parameters."""
+    """Yield sequences, images and volumes. The second tensor has the dtype of parameters: the input's or float32."""
     images = make(3, 5, 4, 6).to(memory_format=torch.channels_last)
     yield "sequences", [make(4, 3, 7)] * 2
     yield "channels_last_3d", [make(2, 3, 4, 2, 5).to(memory_format=torch.channels_last_3d)] * 2
@@ -43,7 +46,7 @@ def _images(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
     yield "float32 parameters", [make(3, 5, 4, 6), make(1).float()]
     yield "float32 parameters channels_last", [images, make(1).float()]
     if op.out_names:
-        # Of others ATen's kernel for CPUs reads means that it has not found.
+        # For other layouts ATen's kernel for CPUs reads uninitialised means.
         return
     yield "sequences transposed", [make(4, 7, 3).transpose(1, 2)] * 2
     yield "permuted", [make(4, 2, 3, 5).permute(1, 2, 0, 3)] * 2
@@ -53,13 +56,13 @@ def _images(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
 
 @facts.arguments(*PACKETS)
 def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Weight, bias and running statistics of the second's dtype, and what the forward pass hands on."""
+    """Return parameters and running statistics in the second tensor's dtype, and results of a forward pass."""
     x, parameters = tensors[0], tensors[1].dtype
     if x.dim() < 2 or not x.numel():
-        # ATen divides by 0, or reads channels that there are not.
+        # ATen divides by 0, or reads beyond the channels.
         return None
     weight = x.select(0, 0).reshape(x.shape[1], -1)[:, 0].to(parameters, copy=True)
-    # Its rows differ from one another: of few like elements a gradient is but roundoff.
+    # An input that differs from the gradient: with equal elements a gradient is mere roundoff.
     varied = x.flip(0)
     given = {"input": varied, "weight": weight, "bias": weight.flip(0), "grad_out": x, "momentum": 0.25, "eps": 1e-5}
     variance = weight.double().abs().add(1).to(parameters)
@@ -70,7 +73,7 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
         size = torch._C._get_cudnn_batch_norm_reserve_space_size(x, True)
     given["reserve"] = given["reserveSpace"] = torch.zeros(size, dtype=torch.uint8, device=x.device)
     if x.is_floating_point():
-        # Of the same statistics, because which of them ATen's gradient by given ones takes depends on the layout.
+        # Saved statistics equal the running ones, because ATen's gradient uses either, by layout.
         kept = parameters if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
         mean, variance = given["running_mean"].to(kept), given["running_var"].to(kept)
         rstd = (variance.double() + 1e-5).rsqrt().to(kept)
@@ -78,8 +81,8 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
     return given
 
 
-# ATen has cuDNN do float64, which refuses operands with gaps and takes all gradients for those of training. References
-# are by ATen's own kernels, which do neither.
+# References call ATen's own kernels. In float64 ATen would call cuDNN, which refuses operands with gaps and treats
+# every gradient as one of training.
 
 
 def _updated(input: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *scales: float, **_: Any) -> Any:
@@ -93,9 +96,9 @@ def _updated_copies(input: torch.Tensor, weight: Any, bias: Any, mean: Any, vari
 
 
 def _gradients(*arguments: Any) -> Any:
-    """But for the last argument, what is kept for cuDNN, the operators' arguments are alike.
+    """Return gradients by `native_batch_norm_backward`, which has all arguments but the last, cuDNN's reserve.
 
-    On the CPU: of channels that are last ATen's kernel for GPUs has the reciprocal of their size in float32.
+    They are computed on the CPU: ATen's kernel for channels-last tensors on GPUs rounds a reciprocal to float32.
     """
     device = arguments[0].device
     here = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, arguments[:-1])
@@ -110,13 +113,13 @@ facts.may_decline(
     ("_native_batch_norm_legit_functional",),
     ("* False",),
     "training is False*",
-    "in evaluation ATen returns copies of what it was given",
+    "in evaluation ATen returns copies of the running statistics",
 )
 facts.may_decline(
     ("_batch_norm_with_update.out", "_native_batch_norm_legit.*out", "native_batch_norm.out"),
     ("channels_last*", "float32 parameters channels_last*"),
     "output with strides *",
-    "ATen's kernel for CPUs writes what has its channels last in the order of the input into an output without",
+    "ATen's kernel for CPUs writes channels-last results in the input's order, whatever the output's layout",
     device="cpu",
 )
 facts.may_decline(
@@ -131,7 +134,7 @@ facts.may_decline(
     ),
     ("float32 parameters transposed*",),
     "parameters of dtypes *",
-    "ATen takes float32 parameters for float64 in the one of its kernels that is for other layouts than models have",
+    "ATen accepts float32 parameters for float64 in one kernel alone, for layouts that models do not have",
     dtypes=(torch.float64,),
     device="cuda",
 )
@@ -139,12 +142,12 @@ facts.may_decline(
 
 @facts.drawn("native_batch_norm", "_native_batch_norm_legit")
 def _by_some_statistics(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Without statistics to take in evaluation ATen reads through a null pointer."""
+    """Set training where running statistics are missing: ATen would dereference a null pointer."""
     none = arguments.get("running_mean") is None or arguments.get("running_var") is None
     return arguments | {"training": True} if none else arguments
 
 
 @facts.drawn("native_batch_norm_backward", "batch_norm_backward")
 def _with_deviations(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of an infinite deviation ATen multiplies a sum by 0, and a kernel its terms: zeros of either sign."""
+    """Limit eps: for an infinite one ATen multiplies a sum by 0 and our kernel its terms, with zeros of either sign."""
     return arguments | {"eps": min(arguments["eps"], 1.0)}

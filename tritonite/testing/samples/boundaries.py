@@ -1,7 +1,7 @@
-"""Operands on which formulas decide: where a result jumps, ties, or ceases to be a number.
+"""Operands at which formulas change: where a result jumps, ties, or ceases to be a number.
 
-RULES says, by operator, how to change the operands of a call. Samples have two such calls of each operator in the
-table, and the fuzzer changes a share of the calls that it draws.
+RULES changes the operands of a call, by operator. Samples have two such calls of each operator in the table, and the
+fuzzer changes some of the calls that it draws.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Rule = Callable[[random.Random, Arguments], Arguments]
 _ZERO = (0.0, -0.0)
 _UNIT = (*_ZERO, 1.0, -1.0)
 _WHOLE = (*_UNIT, 2.0, -2.0, 3.0, -3.0, 10.0, -10.0, 100.0)
-_HALVES = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.5, 100.5)
-# Halfway between two numbers of bfloat16 and of float16, and where float16 ends.
+_HALF_INTEGERS = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.5, 100.5)
+# Numbers halfway between two of bfloat16 or two of float16.
 _MIDPOINTS = tuple(sign * (1 + odd / 2**bits) for sign in (1, -1) for odd in (1, 3) for bits in (8, 11))
-# Floats to convert: halves, midpoints, and numbers that narrow integers do not hold.
-_CONVERTED = (*_HALVES, *_MIDPOINTS, 65504.0, 65520.0, -3.75, 300.25, -200.5)
+# Floats to convert: half-integers, midpoints, the largest of float16, and numbers beyond narrow integers.
+_CONVERTED = (*_HALF_INTEGERS, *_MIDPOINTS, 65504.0, 65520.0, -3.75, 300.25, -200.5)
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.bfloat16, torch.float16, torch.bool)
-# Sums of these lie halfway between two numbers of bfloat16 or of float16; those of integers' extremes wrap around.
+# Numbers whose sums lie halfway between two of bfloat16 or two of float16.
 _SUMMANDS = (1.0, -1.0, 2.0, *(odd / 2**bits for odd in (1, 3, -1) for bits in (8, 11)))
 _SHIFTS = (0, 1, -1, 7, 8, 15, 16, 31, 32, 63, 64)
 _BASES = (*_UNIT, 2.0, -2.0, 3.0, 4.0, 9.0, 0.25, 27.0)
 _EXPONENTS = (*_ZERO, 1.0, -1.0, 2.0, 3.0, -2.0, 0.5, -0.5, 0.25, 1 / 3)
 
-# By operator: numbers at which its formula changes. The numbers of the call itself, such as bounds, come in addition.
+# By operator: numbers at which its formula changes. Numbers among the call's arguments, such as bounds, are added.
 NUMBERS: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("ceil", "floor", "trunc", "frac", "sign", "sgn", "signbit", "angle", "abs", "neg"), _WHOLE),
-    "round": _HALVES,
+    "round": _HALF_INTEGERS,
     **dict.fromkeys(("acos", "asin", "acosh", "atanh", "erfinv", "special_ndtri", "sinc"), _UNIT),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "frexp", "exp", "expm1"), _UNIT),
     **dict.fromkeys(("special_entr", "xlogy", "special_xlog1py", "heaviside", "copysign", "nextafter", "atan2"), _UNIT),
@@ -61,15 +61,15 @@ def _number(value: Any) -> bool:
 
 
 def _broadcast(a: torch.Size, b: torch.Size) -> bool:
-    """Whether tensors of two shapes broadcast to one."""
+    """Return whether two shapes broadcast."""
     return all(m == n or 1 in (m, n) for m, n in zip(reversed(a), reversed(b), strict=False))
 
 
 def _picked(chooser: random.Random, values: torch.Tensor, shape: Any) -> torch.Tensor:
     """Make a tensor of a shape from elements of `values`."""
     count = torch.Size(shape).numel()
-    places = [chooser.randrange(len(values)) for _ in range(count)]
-    return values[torch.tensor(places, dtype=torch.int64, device=values.device)].reshape(shape)
+    indices = [chooser.randrange(len(values)) for _ in range(count)]
+    return values[torch.tensor(indices, dtype=torch.int64, device=values.device)].reshape(shape)
 
 
 def _with_neighbours(numbers: Any, like: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ def _quotients(chooser: random.Random, arguments: Arguments) -> Arguments:
 
 
 def _conversions(chooser: random.Random, arguments: Arguments) -> Arguments:
-    """Set floats to what a narrow dtype rounds, truncates or does not hold, and convert to that dtype."""
+    """Set floats to numbers that a narrow dtype rounds, truncates or cannot represent, and convert to that dtype."""
     name = "src" if "src" in arguments else "self"
     x, to = arguments[name], chooser.choice(_NARROW)
     if not _tensor(x) or not x.is_floating_point():
@@ -153,7 +153,7 @@ def _shifts(chooser: random.Random, arguments: Arguments) -> Arguments:
 
 
 def _ties(chooser: random.Random, arguments: Arguments, zeros: bool = False) -> Arguments:
-    """Repeat three of the operand's elements everywhere, and with `zeros` those of both signs."""
+    """Fill the operand with three of its elements, and with `zeros` also with zeros of both signs."""
     x = arguments["self"]
     if not _tensor(x) or not x.numel():
         return arguments
@@ -171,7 +171,7 @@ def _equals(chooser: random.Random, arguments: Arguments) -> Arguments:
 
 
 def _keys(chooser: random.Random, arguments: Arguments) -> Arguments:
-    """Search for bounds themselves, some of which are equal."""
+    """Search for the boundaries themselves, among equal ones."""
     name = "sorted_sequence" if "sorted_sequence" in arguments else "boundaries"
     bounds, x = arguments[name], arguments["self"]
     if not _tensor(bounds) or not bounds.numel() or not bounds.dim():
@@ -216,7 +216,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("div", "floor_divide", "fmod", "remainder"), _quotients),
     **dict.fromkeys(("__lshift__", "__rshift__", "__ilshift__", "__irshift__"), _shifts),
     **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), _shifts),
-    # Elsewhere ATen chooses which of several zeros is a result.
+    # Other operators choose freely among zeros of either sign.
     "sort": functools.partial(_ties, zeros=True),
     **dict.fromkeys(("topk", "kthvalue", "median", "nanmedian", "mode"), _ties),
     **dict.fromkeys(("argmax", "argmin", "max", "min", "amax", "amin", "aminmax", "_aminmax"), _ties),

@@ -1,4 +1,4 @@
-"""What is not 0: about half of each layout's elements."""
+"""Selection of elements by a mask or by being nonzero; about half of the elements are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tritonite.testing.samples import facts
 
 @facts.arguments("nonzero", "nonzero_static")
 def _some_zeros(tensors: facts.Tensors) -> dict[str, Any]:
-    """In place, for the layout's sake."""
+    """Set about half of the elements to zeros of both signs, in place to keep the layout."""
     x = tensors[0]
     if x.is_floating_point() and x.numel():
         x[x > 0.5] = 0.0
@@ -26,7 +26,7 @@ def _mask(x: torch.Tensor) -> torch.Tensor:
 
 @facts.arguments("masked_select", "masked_scatter", "masked_scatter_backward")
 def _masked(tensors: facts.Tensors) -> dict[str, Any]:
-    """A mask that may be broadcast."""
+    """Return a mask that broadcasts, and a source with enough elements."""
     x, other = tensors[0], tensors[1]
     mask = _mask(other)
     count = max(1, x.numel())
@@ -43,17 +43,17 @@ def _repeats(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 @facts.drawn("nonzero_static")
-def _of_few(arguments: dict[str, Any]) -> dict[str, Any]:
-    """No more rows than fit in memory many times over."""
+def _limited(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Limit the size to what fits in memory."""
     return arguments | {"size": min(arguments["size"], 5000)}
 
 
 @facts.drawn("repeat_interleave")
-def _as_long_as_told(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A number that there is, and the size that results: on a GPU others end the process, in ATen too."""
+def _consistent_size(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return valid repeats, with the size that they add up to: on a GPU ATen stops the program for others."""
     repeats = arguments["repeats"]
-    if not facts.whole(repeats):
+    if not facts.is_index(repeats):
         return arguments
     repeats = facts.within(repeats, -1 if devices.current.type == "cpu" else 0, 1000)
-    told = devices.current.type != "cpu" and arguments.get("output_size") is not None
-    return arguments | {"repeats": repeats} | ({"output_size": int(repeats.sum())} if told else {})
+    sized = devices.current.type != "cpu" and arguments.get("output_size") is not None
+    return arguments | {"repeats": repeats} | ({"output_size": int(repeats.sum())} if sized else {})

@@ -1,4 +1,4 @@
-"""Choices between elements."""
+"""Selection between elements: where, masked fill, clamp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors made of numbers and of coordinates."""
+"""Tensors made from numbers and from coordinates."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ facts.CHOICES["diagonal"] = (0, 1, -2)
 
 @facts.arguments("full", "ones", "zeros", "new_full", "new_ones", "new_zeros")
 def _shape(tensors: facts.Tensors) -> dict[str, Any]:
-    """The shape of the tensor that there would be, and its dtype."""
+    """Return the shape and the dtype of the layout's tensor."""
     return {"size": list(tensors[0].shape), "dtype": tensors[0].dtype}
 
 
 @facts.arguments("scalar_tensor", "eye", "fft_fftfreq", "fft_rfftfreq")
 @facts.arguments("hann_window", "hamming_window", "bartlett_window", "blackman_window", "kaiser_window")
 def _length(tensors: facts.Tensors) -> dict[str, Any]:
-    """As many points as there are elements, which are odd and even in number, one or none."""
+    """Return a number of points from the layout's elements: odd, even, 1 or 0."""
     n = tensors[0].numel() % 131
     given = {"window_length": n, "n": n, "m": 1 + n // 2, "d": 0.25, "dtype": tensors[0].dtype}
     return given | {"alpha": 0.5, "beta": 3.5}
@@ -29,14 +29,14 @@ def _length(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("tril_indices", "triu_indices")
 def _rows_and_columns(tensors: facts.Tensors) -> dict[str, Any]:
-    """Wider than high and the reverse, of diagonals on both sides of the corner."""
+    """Return wide and tall shapes, with diagonals on either side of the main one."""
     n = tensors[0].numel()
     return {"row": n % 23, "col": n % 17, "offset": n % 31 - 15, "dtype": torch.int32 if n % 2 else torch.int64}
 
 
 @facts.arguments("affine_grid_generator")
 def _images(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Images, or volumes, of which some extent is 1."""
+    """Return sizes of images or volumes, one extent of which is 1."""
     x = tensors[0].flatten()
     if not x.numel():
         return None
@@ -47,7 +47,7 @@ def _images(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments("arange", "range", "linspace", "logspace")
 def _ends(tensors: facts.Tensors) -> dict[str, Any]:
-    """Up or down, by steps of whole numbers or by others."""
+    """Return ranges upwards and downwards, with integer and other steps."""
     n, dtype = tensors[0].numel() % 131, tensors[0].dtype
     if n % 2 or not dtype.is_floating_point:
         given: dict[str, Any] = {"start": 3, "end": 3 + n, "step": 2}
@@ -57,8 +57,8 @@ def _ends(tensors: facts.Tensors) -> dict[str, Any]:
 
 
 @facts.drawn(*{op.packet for op in registry.overloads().values() if op.family == "creation"})
-def _few(arguments: dict[str, Any]) -> dict[str, Any]:
-    """No more elements than fit in memory many times over."""
+def _limited(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Limit sizes to what fits in memory."""
     most = {"size": 64, "row": 64, "col": 64, "n": 300, "m": 300, "window_length": 3000, "steps": 3000}
     made = dict(arguments)
     for name in arguments.keys() & most.keys():
@@ -72,7 +72,7 @@ def _few(arguments: dict[str, Any]) -> dict[str, Any]:
             if name == "step" and isinstance(number, float) and abs(number) < 1e-2:
                 made[name] = 0.25
     if "window_length" in made:
-        # What is computed in float64 is compared with it, for which samples have to name a dtype.
+        # The float64 reference is made by replacing the dtype, so that there has to be one.
         made["dtype"] = made.get("dtype") or torch.float32
         for name in made.keys() & {"alpha", "beta"}:
             made[name] = min(max(abs(made[name]), 0.25), 8.0)
@@ -81,8 +81,8 @@ def _few(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn("logspace")
 def _far_from_overflow(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Next to the largest number ATen's powers, of rounded steps, are finite or not as they are rounded."""
-    made = _few(arguments)
+    """Limit powers: next to the largest number, rounding of the steps decides whether they are finite."""
+    made = _limited(arguments)
     return made | {name: min(max(made[name], -9), 9) for name in ("start", "end", "base") if _is_number(made[name])}
 
 
@@ -92,7 +92,7 @@ def _is_number(value: Any) -> bool:
 
 @facts.drawn("range")
 def _whole_steps(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen divides integers by the whole part of a step, which ends the process where that is 0."""
-    made = _few(arguments)
+    """Make steps at least 1: ATen divides by a step's integer part, and stops the program if this is 0."""
+    made = _limited(arguments)
     step = made.get("step")
     return made | {"step": 1} if isinstance(step, (int, float)) and abs(step) < 1 else made

@@ -12,7 +12,7 @@ facts.NAN_UNDEFINED.add("logit_backward")
 
 @facts.drawn("logit")
 def _bounds_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Where they cross, ATen's loop over vectors on a CPU takes another one than that over single elements."""
+    """Keep the bounds in order: where they cross, ATen's vector and scalar loops on a CPU choose different ones."""
     eps = arguments["eps"]
     crossing = devices.current.type == "cpu" and isinstance(eps, (int, float)) and eps > 0.5
     return arguments | {"eps": 0.5} if crossing else arguments
@@ -20,6 +20,6 @@ def _bounds_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn("logit_backward")
 def _not_at_the_ends(arguments: dict[str, Any]) -> dict[str, Any]:
-    """There the gradient is infinite, and the same loops differ in its sign."""
+    """Avoid 0 and 1, where the gradient is infinite and ATen's loops differ in its sign."""
     x = arguments["self"]
     return arguments | {"self": x.masked_fill((x == 0) | (x == 1), 0.5)} if facts.real(x) else arguments

@@ -1,4 +1,4 @@
-"""Bags of embeddings: one of them without rows, and one row that is in several."""
+"""Bags of embeddings, one of which is empty; bags share rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tritonite.testing.samples import facts
-from tritonite.testing.samples.indexing import matrix, places
+from tritonite.testing.samples.indexing import matrix, spread
 
 facts.DEVICE_DEFINED |= {"_embedding_bag", "_embedding_bag_forward_only"}
 
@@ -18,14 +18,14 @@ def _offsets(n: int, like: torch.Tensor, last: bool = False) -> torch.Tensor:
 
 @facts.arguments("_embedding_bag", "_embedding_bag_forward_only")
 def _bags(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """The shape tells the mode, what is padding, and whether offsets end with the number of indices."""
+    """Return bags whose mode, padding and kind of offsets follow from the shape of the layout."""
     weight = matrix(tensors[0])
     if not weight.numel():
         return None
     n, kind = 11, weight.shape[0] % 6
     mode = (0, 2, 1, 0, 2, 0)[kind]
-    indices = places((n,), len(weight), weight)
-    # On a GPU ATen leaves the last of the sizes as its memory was.
+    indices = spread((n,), len(weight), weight)
+    # On a GPU ATen leaves the last bag size uninitialised.
     last = kind in (1, 3) and weight.device.type == "cpu"
     given = {"weight": weight, "indices": indices, "offsets": _offsets(n, weight, last), "mode": mode, "sparse": False}
     factors = matrix(tensors[1]).flatten()[:1].expand(n).contiguous() if kind == 3 or kind == 0 else None
@@ -35,7 +35,7 @@ def _bags(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments("_embedding_bag_dense_backward")
 def _gradient(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Of a table of 7 rows, in the mode that the shape tells."""
+    """Return a gradient for a table of 7 rows; the mode follows from the shape of the layout."""
     grad = matrix(tensors[0])[:3]
     if not grad.numel():
         return None
@@ -44,10 +44,10 @@ def _gradient(tensors: facts.Tensors) -> dict[str, Any] | None:
     mode = (0, 2, 1, 0, 2, 0)[kind]
     return {
         "grad": grad,
-        "indices": places((n,), 6, grad, 3),
+        "indices": spread((n,), 6, grad, 3),
         "offset2bag": bags.sort().values,
         "bag_size": torch.bincount(bags, minlength=len(grad)),
-        "maximum_indices": places(tuple(grad.shape), 7, grad, 5),
+        "maximum_indices": spread(tuple(grad.shape), 7, grad, 5),
         "num_weights": 7,
         "mode": mode,
         "per_sample_weights": matrix(tensors[1]).flatten()[:1].expand(n).contiguous() if kind == 0 else None,
@@ -61,16 +61,16 @@ def _gradient_of_factors(tensors: facts.Tensors) -> dict[str, Any] | None:
     grad = matrix(tensors[1]).expand(weight.shape)[:3]
     if not weight.numel():
         return None
-    indices, bags = places((11,), len(weight), weight), torch.arange(11, device=weight.device) * len(grad) // 11
+    indices, bags = spread((11,), len(weight), weight), torch.arange(11, device=weight.device) * len(grad) // 11
     given = {"grad": grad, "weight": weight, "indices": indices, "offset2bag": bags, "mode": 0}
     return given | {"offsets": torch.searchsorted(bags, torch.arange(len(grad), device=bags.device)), "padding_idx": 1}
 
 
 def _bags_in_reach(arguments: dict[str, Any], offsets: torch.Tensor) -> torch.Tensor:
-    """Offsets within the indices, sorted where ATen stops the program or leaves results as their memory was.
+    """Limit offsets to the number of indices, and sort them where ATen has no defined result for decreasing ones.
 
-    On a GPU ATen takes the first for 0, and stops the program where others fall. On a CPU it refuses a first one that
-    is not 0, and its fast kernel leaves bags behind one that falls as their memory was.
+    On a GPU ATen reads the first offset as 0, and stops the program for decreasing ones. On a CPU ATen refuses a first
+    offset other than 0, and its fast kernel leaves bags after a decreasing offset uninitialised.
     """
     weight, indices = arguments["weight"], arguments["indices"]
     offsets = offsets.clamp(0, min(len(indices), 100) if indices.dim() else 0)
@@ -84,7 +84,7 @@ def _bags_in_reach(arguments: dict[str, Any], offsets: torch.Tensor) -> torch.Te
 
 @facts.drawn("_embedding_bag", "_embedding_bag_forward_only")
 def _within_the_table(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen does not look for rows that are not there on a GPU."""
+    """Return indices of rows of the table, and valid offsets: on a GPU ATen checks neither."""
     weight, indices, offsets = arguments["weight"], arguments["indices"], arguments["offsets"]
     if not (facts.real(indices) and facts.real(offsets) and isinstance(weight, torch.Tensor)):
         return arguments

@@ -1,11 +1,11 @@
-"""What no schema tells of operators: the modules of the families add what theirs need."""
+"""The registry of facts about operators that schemas do not have. Modules named after families fill it."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,54 +20,84 @@ Layouts = Callable[[Op, Make], Iterator[tuple[str, Tensors]]]
 _Layouts = TypeVar("_Layouts", bound=Layouts)
 _Arguments = TypeVar("_Arguments", bound=Arguments)
 _Chosen = TypeVar("_Chosen", bound=Callable[..., list[torch.Tensor]])
+_Terms = TypeVar("_Terms", bound=Callable[..., float])
 _Drawn = TypeVar("_Drawn", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
-# By operator: arguments by name, made of a layout's tensors; None leaves the layout out.
+# By operator: makes arguments by name from the tensors of a layout; None skips the layout.
 ARGUMENTS: dict[str, Arguments] = {}
-# By operator: what makes further layouts, with labels, of the overload and what makes tensors of a shape.
+# By operator: yields further layouts, labelled, given the overload and a function that makes tensors of a shape.
 LAYOUTS: dict[str, Layouts] = {}
-# By operator: the tensor arguments in order, where a common shape is not enough; None leaves the call out.
+# By operator: makes the tensor arguments in order, where a common shape is not enough; None skips the call.
 OPERANDS: dict[str, Operands] = {}
-# By an argument's name: what is made of the tensor that it would be.
+# By argument name: converts the tensor that the argument would be.
 TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
-# By an argument's name: the values that a string or an enumeration is tried with, and the one that an integer has.
+# By argument name: the values of a string or an enumeration, all of which are tried, and the value of an integer.
 CHOICES: dict[str, tuple[Any, ...]] = {}
 INTEGERS: dict[str, int] = {"dim": -1, "bins": 5}
-# Arguments that samples leave out.
+# Optional arguments that are None in samples.
 OPTIONS = {"dtype", "layout", "device", "pin_memory"}
-# By overload: the values that its flags are tried with, where they are not both.
+# By overload: the values of its flags, where these are not False and True.
 FLAGS: dict[str, tuple[bool, ...]] = {}
-# By operator: a function for the float64 result that ATen does not give.
+# By operator: computes the float64 result where ATen does not.
 REFERENCES: dict[str, Callable[..., Any]] = {}
-# By operator: the places of results that ATen leaves as their memory was, of which only dtype, shape and device count.
+# By operator: the indices of results that ATen leaves uninitialised. Only dtype, shape and device are compared.
 UNWRITTEN: dict[str, tuple[int, ...]] = {}
-# Operators that draw random numbers, which differ from call to call: only dtypes, shapes and devices count.
+# Operators that draw random numbers. Their values are not compared.
 RANDOM: set[str] = set()
-# By operator: what makes of drawn arguments, by name, those for which ATen has an answer: its kernels stop the program
-# for others, take years, or give what an order of theirs gives.
+# By operator: replaces drawn arguments for which ATen stops the program, takes forever, or has a result that depends on
+# the order of its kernel.
 DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-# By operator: what makes of the arguments, by place and by name, and of results those in which what ATen chooses freely
-# is replaced by what it stands for, such as the indices of one of several equals.
+# By operator: given positional and keyword arguments and `results`, replaces what ATen chooses freely by what it stands
+# for. Indices of one of several equal elements become the elements.
 CHOSEN: dict[str, Callable[..., list[torch.Tensor]]] = {}
-# Operators of which ATen does not say what they do with nan on a CPU: its loops over vectors and over single elements
-# differ, or return what an uninitialised variable held. Samples there are without nan.
+# Operators whose results for nan differ between ATen's vector and scalar loops on a CPU, or are uninitialised. Samples
+# on a CPU have no nan.
 NAN_UNDEFINED: set[str] = set()
-# Operators whose zeros have a sign that depends on ATen's loop on a CPU, where it is not compared.
+# Operators whose zeros have a sign that depends on ATen's loop on a CPU. The sign is not compared there.
 ZERO_SIGN_UNDEFINED: set[str] = set()
-# Operators whose zeros are sums, of terms that cancel or of zeros: roundoff or where a sum begins gives them a sign,
-# which is compared nowhere.
+# Operators whose zeros are sums. Roundoff, or the initial value of the sum, decides their sign; it is never compared.
 ZERO_SIGN_OF_ROUNDOFF: set[str] = set()
 # Operators that write other outputs on a CPU than on a GPU.
 DEVICE_DEFINED: set[str] = set()
 
 
+class Sums(NamedTuple):
+    """A call and one of its results, for an estimate of the result's roundoff."""
+
+    # The tensors among the operands that have elements; at least one.
+    tensors: Tensors
+    operands: Any
+    result: torch.Tensor
+    # The float64 result, where there is one.
+    exact: torch.Tensor | None
+    # The factor of a sum of products.
+    alpha: float
+
+    @property
+    def read(self) -> int:
+        """Elements of the largest operand."""
+        return max(x.numel() for x in self.tensors)
+
+    def per_element(self) -> float:
+        """Return the elements read for each element of the result, at least 1."""
+        return max(1.0, self.read / max(1, self.result.numel()))
+
+
+# By operator: how many terms of order 1 have as much roundoff near 0 as an element of a result.
+TERMS: dict[str, Callable[[Sums], float]] = {}
+# Operators that round terms to 16 bits before they add them up.
+ROUNDED_TERMS: set[str] = set()
+# Operators whose gradients may be the roundoff of terms that cancel.
+CANCELLING: set[str] = set()
+
+
 @dataclass(frozen=True)
 class MayDecline:
-    """Samples that ATen takes and that a kernel leaves to it: an exception to the rule that it serves them all.
+    """Samples that a kernel may decline: an exception to the rule that kernels serve all samples that ATen accepts.
 
-    `names` of overloads, or of functions of OpInfo, `labels` and the decline's own `reason` are globs, and all that
-    match the first two decline somewhere; `why` says what makes that right. Without `dtypes` it is about all of them,
-    without `device` about every kind.
+    `names` of overloads or OpInfo functions, `labels` of samples and the `reason` of the decline are globs. Every name
+    and label must match a decline somewhere. `why` justifies the exception. Empty `dtypes` stand for all, an empty
+    `device` for every kind.
     """
 
     names: tuple[str, ...]
@@ -78,11 +108,11 @@ class MayDecline:
     device: str = ""
 
     def here(self) -> bool:
-        """Whether it is about the device in use."""
+        """Return whether the exception holds on the device in use."""
         return self.device in ("", devices.current.type)
 
     def covers(self, name: str, label: str, dtype: torch.dtype, reason: str) -> bool:
-        """Whether it is about such a decline."""
+        """Return whether the exception allows a decline."""
         return (
             self.here()
             and any(fnmatch.fnmatchcase(name, glob) for glob in self.names)
@@ -93,7 +123,7 @@ class MayDecline:
 
 
 MAY_DECLINE: list[MayDecline] = []
-# The reason of a decline where ATen asked no kernel of the catalog.
+# Stands for the reason where ATen called no overload of the catalog.
 NOT_REACHED = "no overload of the catalog was reached"
 
 
@@ -106,12 +136,12 @@ def may_decline(
     dtypes: tuple[torch.dtype, ...] = (),
     device: str = "",
 ) -> None:
-    """Register an exception."""
+    """Register an exception (`MayDecline`)."""
     MAY_DECLINE.append(MayDecline(names, labels, reason, why, dtypes, device))
 
 
 def arguments(*packets: str) -> Callable[[_Arguments], _Arguments]:
-    """Register what makes arguments of operators by name."""
+    """Register a function that makes arguments of operators by name."""
 
     def register(make: _Arguments) -> _Arguments:
         ARGUMENTS.update(dict.fromkeys(packets, make))
@@ -121,7 +151,7 @@ def arguments(*packets: str) -> Callable[[_Arguments], _Arguments]:
 
 
 def layouts(*packets: str) -> Callable[[_Layouts], _Layouts]:
-    """Register what makes layouts of operators beside those that all have."""
+    """Register a generator of layouts that operators have besides the common ones."""
 
     def register(make: _Layouts) -> _Layouts:
         LAYOUTS.update(dict.fromkeys(packets, make))
@@ -131,7 +161,7 @@ def layouts(*packets: str) -> Callable[[_Layouts], _Layouts]:
 
 
 def operands(*packets: str) -> Callable[[Operands], Operands]:
-    """Register what makes the tensor arguments of operators in order."""
+    """Register a function that makes the tensor arguments of operators in order."""
 
     def register(make: Operands) -> Operands:
         OPERANDS.update(dict.fromkeys(packets, make))
@@ -141,7 +171,7 @@ def operands(*packets: str) -> Callable[[Operands], Operands]:
 
 
 def drawn(*packets: str) -> Callable[[_Drawn], _Drawn]:
-    """Register what makes of drawn arguments of operators those that have an answer."""
+    """Register a function that replaces drawn arguments of operators for which ATen has no answer."""
 
     def register(make: _Drawn) -> _Drawn:
         DRAWN.update(dict.fromkeys(packets, make))
@@ -151,12 +181,12 @@ def drawn(*packets: str) -> Callable[[_Drawn], _Drawn]:
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:
-    """A dtype of floats itself, and else float32."""
+    """Return a floating-point dtype as it is, and float32 for any other."""
     return dtype if dtype.is_floating_point else torch.float32
 
 
 def chosen(*packets: str) -> Callable[[_Chosen], _Chosen]:
-    """Register what replaces what ATen chooses freely in results of operators."""
+    """Register a function that replaces ATen's free choices in results of operators."""
 
     def register(make: _Chosen) -> _Chosen:
         CHOSEN.update(dict.fromkeys(packets, make))
@@ -165,31 +195,43 @@ def chosen(*packets: str) -> Callable[[_Chosen], _Chosen]:
     return register
 
 
+def terms(*packets: str) -> Callable[[_Terms], _Terms]:
+    """Register a function that counts the terms of operators' results."""
+
+    def register(count: _Terms) -> _Terms:
+        TERMS.update(dict.fromkeys(packets, count))
+        return count
+
+    return register
+
+
 def real(value: Any) -> bool:
-    """Whether it is a tensor that can be clamped: of numbers that are not complex, and of no rare dtype."""
+    """Return whether a value is a tensor of real numbers in a common dtype, which can be clamped."""
     return isinstance(value, torch.Tensor) and value.dtype in dtypes.NUMBERS
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether it is a tensor without dimensions."""
+    """Return whether a value is a tensor without dimensions."""
     return isinstance(value, torch.Tensor) and not value.dim()
 
 
-def whole(value: Any) -> bool:
-    """Whether it is a tensor of integers that may tell of places."""
+def is_index(value: Any) -> bool:
+    """Return whether a value is a tensor in a dtype of indices."""
     return isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64)
 
 
 def within(value: Any, low: float, high: float) -> Any:
-    """A tensor between two numbers: as it is where it lies there, and else clamped, if it can be."""
+    """Clamp a tensor of real numbers to a range; return any other value as it is."""
     if not real(value) or low > high or bool(((value >= low) & (value <= high)).all()):
         return value
     return (value.nan_to_num(low) if value.is_floating_point() else value).clamp(low, high)
 
 
 def without_signed_nan(x: torch.Tensor) -> torch.Tensor:
-    """On a GPU the same with every nan positive: ATen's kernels there that sort by digits have a negative one before
-    all numbers, and the others, as ours, after them. Conversions to bfloat16 on a CPU make negative ones.
+    """Make every nan positive on a GPU; on a CPU return the tensor as it is.
+
+    ATen's radix sorts put a negative nan before all numbers, and its other kernels put any nan after them, as ours do.
+    Conversions to bfloat16 on a CPU make negative nans.
     """
     if devices.current.type == "cpu" or not x.is_floating_point() or not (x.isnan() & x.signbit()).any():
         return x
@@ -197,7 +239,7 @@ def without_signed_nan(x: torch.Tensor) -> torch.Tensor:
 
 
 def compares_zero_sign(packet: str | None) -> bool:
-    """Whether the sign that an operator gives a zero is ATen's."""
+    """Return whether the sign of an operator's zeros must be ATen's."""
     if packet in ZERO_SIGN_OF_ROUNDOFF:
         return False
     return devices.current.type != "cpu" or packet not in ZERO_SIGN_UNDEFINED

@@ -1,4 +1,4 @@
-"""Calls of an overload made from its schema: layouts, broadcasts, numbers, extreme values."""
+"""Example calls of an overload, made from its schema: layouts, broadcasts, numbers, extreme values."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _EXTREMES = (0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e
 
 @dataclass(frozen=True)
 class Sample:
-    """Positional and keyword arguments of one call, without its outputs."""
+    """The positional and keyword arguments of one call, without its outputs."""
 
     label: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def map(self, function: Any) -> Sample:
-        """The same call with `function` applied to every argument, and to the items of lists."""
+        """Return the call with `function` applied to every argument and to the items of lists."""
         args, kwargs = pytree.tree_map(function, (self.args, self.kwargs))
         return Sample(self.label, args, kwargs)
 
     def named(self, op: Op) -> dict[str, Any]:
-        """All arguments by the schema's names."""
+        """Return all arguments by the schema's names."""
         positional = [a.name for a in op.schema.arguments if not (a.kwarg_only or is_out(a))]
         return {**dict(zip(positional, self.args, strict=False)), **self.kwargs}
 
     def changed(self, op: Op, arguments: dict[str, Any]) -> Sample:
-        """The same call with other values of the arguments that it has."""
+        """Return the call with other values of its arguments, given by name."""
         values = [arguments[name] for name in list(self.named(op))[: len(self.args)]]
         return Sample(self.label, tuple(values), {name: arguments[name] for name in self.kwargs})
 
 
 def _layouts(make: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Four operands each, broadcastable to the first."""
+    """Yield labelled layouts of four operands that broadcast to the first."""
     yield "contiguous", [make(6, 10) for _ in range(4)]
     yield "transposed", [make(6, 10), make(10, 6).t(), make(6, 10), make(10, 6).t()]
     yield "broadcast", [make(4, 20, 36), make(20, 1), make(36), make(4, 1, 1)]
@@ -55,23 +55,26 @@ def _layouts(make: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
 
 
 def values(dtype: torch.dtype, device: str, generator: torch.Generator) -> Any:
-    """What makes tensors of a shape: floats from -3 to 3, integers of one digit, drawn where the generator is."""
-    place = generator.device
+    """Return a function that makes tensors of a shape: floats from -3 to 3, or integers of one digit.
+
+    Values are drawn on the generator's device.
+    """
+    source = generator.device
 
     def make(*shape: int) -> torch.Tensor:
         if dtype is torch.bool:
-            return torch.randint(0, 2, shape, generator=generator, device=place).to(device, dtype)
+            return torch.randint(0, 2, shape, generator=generator, device=source).to(device, dtype)
         if not dtype.is_floating_point:
             low = 0 if dtype is torch.uint8 else -9
-            return torch.randint(low, 10, shape, generator=generator, device=place).to(device, dtype)
-        drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device=place)
+            return torch.randint(low, 10, shape, generator=generator, device=source).to(device, dtype)
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device=source)
         return (drawn * 6 - 3).to(device, dtype)
 
     return make
 
 
 def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Iterator[Sample]:
-    """Calls of an overload with `dtype` tensors; which of them ATen accepts is for the caller to find out."""
+    """Yield calls of an overload with `dtype` tensors. ATen may refuse some of them."""
     generator = torch.Generator().manual_seed(seed)
     make = values(dtype, device, generator)
     for label, tensors in _layouts(make):
@@ -97,7 +100,7 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
 
 
 def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
-    """The calls of an overload that take `tensors` for its tensor arguments, in order, for every string and flag."""
+    """Yield calls of an overload with `tensors` as its tensor arguments, in order, for every choice and flag."""
     special = facts.ARGUMENTS[op.packet](tensors) if op.packet in facts.ARGUMENTS else {}
     if special is None:
         return
@@ -118,7 +121,7 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
 
 
 def _call(op: Op, label: str, special: dict[str, Any], tensors: list[torch.Tensor], choice: Any, flag: bool) -> Sample:
-    """One call, which takes what is not `special` from `tensors` in order."""
+    """Return one call: `special` arguments by name, and the other tensors from `tensors` in order."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument in op.schema.arguments:
@@ -129,7 +132,7 @@ def _call(op: Op, label: str, special: dict[str, Any], tensors: list[torch.Tenso
         elif argument.name == "device":
             value = tensors[0].device
         elif argument.alias_info is not None and argument.alias_info.is_write and args:
-            # A destination that is no keyword has the first tensor's shape.
+            # A positional output has the first tensor's shape.
             kind = torch.int64 if argument.name == "indices" else args[0].dtype
             value = torch.zeros(args[0].shape, dtype=kind, device=args[0].device)
         else:
@@ -148,7 +151,7 @@ def _argument(argument: Any, tensors: list[torch.Tensor], choice: Any, flag: boo
     if kind in ("Tensor", "Optional[Tensor]"):
         tensor = tensors.pop(0) if len(tensors) > 1 else tensors[0]
         if "Optional" in kind and choice == 2:
-            # A sum of a loss, without weights.
+            # The choice 2 is the reduction "sum", which is tried without weights.
             return None
         return facts.TENSORS[argument.name](tensor) if argument.name in facts.TENSORS else tensor
     if kind == "bool":
@@ -156,10 +159,10 @@ def _argument(argument: Any, tensors: list[torch.Tensor], choice: Any, flag: boo
     if argument.name in facts.OPTIONS and kind.startswith("Optional"):
         return None
     if kind == "int":
-        # A dtype is an int in schemas.
+        # Schemas call a dtype an int.
         return tensors[0].dtype if argument.name.endswith("dtype") else facts.INTEGERS[argument.name]
     if kind in ("Optional[int]", "List[int]", "Optional[List[int]]"):
-        place = -1 if tensors[0].dim() else 0
-        return [place] if "List" in kind and place is not None else place
+        dim = -1 if tensors[0].dim() else 0
+        return [dim] if "List" in kind else dim
     number = 2 if not tensors[0].is_floating_point() else 0.75
     return True if tensors[0].dtype is torch.bool else number

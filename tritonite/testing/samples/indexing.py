@@ -1,4 +1,4 @@
-"""Reading and writing where index tensors tell."""
+"""Reading at the indices in tensors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tritonite import devices
 from tritonite.testing.samples import facts
 
 
-def places(shape: tuple[int, ...], size: int, like: torch.Tensor, step: int = 7) -> torch.Tensor:
-    """Places from 0 to `size`, of which some come several times."""
+def spread(shape: tuple[int, ...], size: int, like: torch.Tensor, step: int = 7) -> torch.Tensor:
+    """Return indices below `size` in steps, modulo `size`, on the device of `like`."""
     count = torch.Size(shape).numel()
     return (torch.arange(count, device=like.device) * step % max(size, 1)).reshape(shape)
 
 
 def matrix(x: torch.Tensor) -> torch.Tensor:
-    """A view of two dimensions."""
+    """Return a view of two dimensions: the last two, or as many with sizes of 1."""
     if x.dim() == 2:
         return x
     return x[None, None] if not x.dim() else x[None] if x.dim() == 1 else x[(0,) * (x.dim() - 2)]
@@ -28,7 +28,7 @@ def _select(tensors: facts.Tensors) -> dict[str, Any] | None:
     x = tensors[0]
     dim = max(0, x.dim() - 2)
     size = x.shape[dim] if x.dim() else 1
-    return {"dim": dim, "index": places((5 if x.dim() else 1,), size, x)} if size else None
+    return {"dim": dim, "index": spread((5 if x.dim() else 1,), size, x)} if size else None
 
 
 @facts.arguments("gather")
@@ -36,54 +36,54 @@ def _gather(tensors: facts.Tensors) -> dict[str, Any] | None:
     x = tensors[0]
     if not x.numel():
         return None
-    return {"dim": 0, "index": places((3, *x.shape[1:]) if x.dim() else (), x.shape[0] if x.dim() else 1, x)}
+    return {"dim": 0, "index": spread((3, *x.shape[1:]) if x.dim() else (), x.shape[0] if x.dim() else 1, x)}
 
 
 @facts.arguments("take")
 def _take(tensors: facts.Tensors) -> dict[str, Any] | None:
     x = tensors[0]
-    return {"index": places((4, 3), x.numel(), x) - x.numel() // 2} if x.numel() else None
+    return {"index": spread((4, 3), x.numel(), x) - x.numel() // 2} if x.numel() else None
 
 
 @facts.arguments("index", "_unsafe_index")
 def _index(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """The first dimension and the last, so that one in between is kept, by indices that broadcast."""
+    """Return indices of the first and the last dimension that broadcast; dimensions in between are kept."""
     x = tensors[0]
     if not (x.dim() and x.numel()):
         return None
-    last = places((4, 1), x.shape[-1], x, 3) - x.shape[-1] // 2
+    last = spread((4, 1), x.shape[-1], x, 3) - x.shape[-1] // 2
     if x.dim() == 1:
         return {"indices": [last]}
-    return {"indices": [places((3,), x.shape[0], x), *[None] * (x.dim() - 2), last]}
+    return {"indices": [spread((3,), x.shape[0], x), *[None] * (x.dim() - 2), last]}
 
 
-def _of_dimension(x: Any, index: Any, dim: Any, wraps: bool) -> Any:
-    """An index that counts along a dimension, within it where there is one."""
+def _within_dimension(x: Any, index: Any, dim: Any, wraps: bool) -> Any:
+    """Limit an index tensor to the size of a dimension, if the dimension is valid."""
     rank = max(x.dim(), 1) if isinstance(x, torch.Tensor) else 0
-    if not (facts.whole(index) and isinstance(dim, int) and -rank <= dim < rank):
+    if not (facts.is_index(index) and isinstance(dim, int) and -rank <= dim < rank):
         return index
     size = x.shape[dim] if x.dim() else 1
     return facts.within(index, -size if wraps else 0, size - 1)
 
 
 def within(arguments: dict[str, Any], wraps: bool = False) -> dict[str, Any]:
-    """Places that there are: on a GPU all others end the process, in ATen too, or are read from what is beside."""
+    """Limit indices to valid ones on a GPU, where ATen stops the program for others or reads beyond the tensor."""
     x, index = arguments.get("self"), arguments.get("index")
     if devices.current.type == "cpu" or not isinstance(x, torch.Tensor):
         return arguments
     if "dim" in arguments:
-        return arguments | {"index": _of_dimension(x, index, arguments["dim"], wraps)}
+        return arguments | {"index": _within_dimension(x, index, arguments["dim"], wraps)}
     if "indices" in arguments:
-        return of_each_dimension(arguments)
-    return arguments | {"index": facts.within(index, -x.numel(), x.numel() - 1) if facts.whole(index) else index}
+        return within_each_dimension(arguments)
+    return arguments | {"index": facts.within(index, -x.numel(), x.numel() - 1) if facts.is_index(index) else index}
 
 
-def of_each_dimension(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Several index tensors within their dimensions."""
+def within_each_dimension(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Limit several index tensors to the sizes of their dimensions."""
     x, indices = arguments["self"], arguments["indices"]
-    if not isinstance(x, torch.Tensor) or not all(index is None or facts.whole(index) for index in indices):
+    if not isinstance(x, torch.Tensor) or not all(index is None or facts.is_index(index) for index in indices):
         return arguments
-    return arguments | {"indices": [_of_dimension(x, index, d, True) for d, index in enumerate(indices)]}
+    return arguments | {"indices": [_within_dimension(x, index, d, True) for d, index in enumerate(indices)]}
 
 
 facts.drawn("index_select", "gather", "take", "index", "_unsafe_index")(within)

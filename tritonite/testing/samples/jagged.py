@@ -11,7 +11,7 @@ from tritonite.testing.samples import facts
 
 @facts.arguments("_jagged_to_padded_dense_forward")
 def _sequences(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Two of all rows, one empty, and one that is cut off."""
+    """Return three sequences: a third of the rows, none, and the rest, which is longer than the padded length."""
     x = tensors[0].contiguous()
     if not x.dim() or not x.numel():
         return None
@@ -21,7 +21,7 @@ def _sequences(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments("_padded_dense_to_jagged_forward")
 def _padded(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Sequences of which one is empty and one as long as can be."""
+    """Return padded sequences, one of which is empty and one of which has the full length."""
     x = tensors[0]
     if x.dim() < 2 or not x.numel():
         return None
@@ -34,7 +34,7 @@ def _padded(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.drawn("_padded_dense_to_jagged_forward")
 def _in_order(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Offsets that ATen accepts on a CPU. On a GPU it has zeros for rows of no sequence, and the first offset is 0."""
+    """Return offsets that ATen accepts on a CPU; on a GPU any offsets of which the first is 0, limited to 100."""
     offsets, dense = arguments["offsets"], arguments["dense"]
     if len(offsets) == 1 and isinstance(offsets[0], torch.Tensor) and isinstance(dense, torch.Tensor):
         ends = offsets[0]

@@ -13,9 +13,9 @@ facts.CHOICES["reduction"] = (1, 2, 0)
 
 @facts.operands("binary_cross_entropy")
 def _probabilities(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Tensors | None:
-    """In place, for the layout's sake."""
+    """Return probabilities and targets from 0 to 1, changed in place to keep the layout."""
     if op.overload == "binary_cross_entropy.out" and reduction == 2 and not tensors[0].numel():
-        # ATen leaves what it resizes the output to as it was.
+        # ATen resizes the output and leaves it uninitialised.
         return None
     if not tensors[0].is_floating_point():
         return tensors
@@ -26,25 +26,25 @@ facts.may_decline(
     ("binary_cross_entropy.out",),
     ("* 2", "zero_dim 1"),
     "an output for a reduced loss, which ATen first uses in the input's shape",
-    "ATen puts the losses of elements in the output before it reduces them, and resizes it",
+    "ATen stores the unreduced losses in the output, and then resizes it",
 )
 facts.may_decline(
     ("soft_margin_loss_backward*",),
     ("transposed *", "sliced *", "channels_last *"),
     "operands that are not contiguous*",
-    "each of ATen's steps decides the layout of its result anew",
+    "each of ATen's steps chooses the layout of its result",
 )
 facts.may_decline(
     ("huber_loss_backward*", "mse_loss_backward*", "smooth_l1_loss_backward*"),
     ("broadcast *",),
     "operands that do not broadcast*",
-    "a gradient of more dimensions than the input's, as no loss has",
+    "a gradient that broadcasts the input, which no loss has",
 )
 
 
 @facts.drawn("binary_cross_entropy")
 def _drawn_probabilities(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What is none stops the program on a GPU."""
+    """Return probabilities from 0 to 1: on a GPU ATen stops the program for other numbers."""
     if devices.current.type == "cpu":
         return arguments
     return arguments | {

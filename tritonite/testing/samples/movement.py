@@ -1,4 +1,4 @@
-"""Copies, conversions, lists put together, copies of views and the gradients of views."""
+"""Copies, conversions, concatenation, copies of views, and gradients of views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ facts.CHOICES["memory_format"] = (None, torch.preserve_format, torch.contiguous_
 
 @facts.arguments("cat", "stack", "_stack")
 def _lists(tensors: facts.Tensors) -> dict[str, Any]:
-    """Three tensors of one shape, put together along the first dimension or the last."""
+    """Return three tensors of one shape, and the first dimension or the last to concatenate them along."""
     first = tensors[0]
     dim = 0 if first.is_contiguous() else -1
     return {"dim": dim, "tensors": [first, *(x if x.shape == first.shape else first.flip(0) for x in tensors[1:3])]}
@@ -28,7 +28,7 @@ def _matrices(tensors: facts.Tensors) -> dict[str, Any]:
 
 
 @facts.arguments("expand_copy")
-def _more(tensors: facts.Tensors) -> dict[str, Any]:
+def _expanded(tensors: facts.Tensors) -> dict[str, Any]:
     return {"size": [2, *tensors[0].shape]}
 
 
@@ -39,7 +39,7 @@ def _reversed(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("transpose_copy", "diagonal_copy", "diagonal_scatter")
 def _two_dimensions(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """The last two, and what the diagonal of them takes."""
+    """Return two dimensions, and a source for their diagonal."""
     x = tensors[0]
     if x.dim() < 2:
         return None
@@ -50,7 +50,7 @@ def _two_dimensions(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments("diagonal_backward", "diag_embed")
 def _diagonal(tensors: facts.Tensors) -> dict[str, Any]:
-    """The gradient of a diagonal that is nearer to the corner."""
+    """Return a gradient of the diagonal below the main one."""
     given = {"grad_output": tensors[0], "offset": -1, "dim1": 0, "dim2": -1}
     if not tensors[0].dim():
         return given | {"input_sizes": []}
@@ -65,7 +65,7 @@ def _flat(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("as_strided_copy", "as_strided_scatter", "_reshape_alias_copy")
 def _strided(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """A few of its own elements."""
+    """Return a strided view of six elements, and a source of this size."""
     x = tensors[0]
     if not x.dim() or x.numel() < 60:
         return None
@@ -74,7 +74,7 @@ def _strided(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments("narrow_copy", "slice_copy", "slice_scatter", "slice_backward")
 def _rows(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Every second one."""
+    """Return every second row, and a source and a gradient for these rows."""
     x = tensors[0]
     if not x.dim() or not x.shape[0]:
         return None
@@ -115,7 +115,7 @@ def _split(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 @facts.arguments("squeeze_copy")
-def _no_more(tensors: facts.Tensors) -> dict[str, Any]:
+def _squeezed(tensors: facts.Tensors) -> dict[str, Any]:
     return {"self": tensors[0].unsqueeze(-1)}
 
 
@@ -126,14 +126,17 @@ def _pairs(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("_chunk_cat")
 def _chunks(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Along the first dimension, of which the last chunk has less."""
+    """Return tensors whose last chunk along the first dimension is smaller."""
     x = tensors[0]
     return {"tensors": [x, x[1:].clone(), x[:1].clone()], "dim": 0, "num_chunks": 2} if x.dim() and len(x) > 1 else None
 
 
 @facts.drawn("stack", "_stack")
-def _not_none(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen's process ends where it has none to put together, and it reads beyond a single one that is expanded."""
+def _one_at_least(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a list that is not empty, for which ATen stops the program, with a contiguous tensor if it has only one.
+
+    ATen reads beyond the memory of a single expanded tensor.
+    """
     tensors = arguments["tensors"] or [torch.ones(2, 3, device=devices.current.type)]
     return arguments | {"tensors": [x.contiguous() for x in tensors] if len(tensors) == 1 else tensors}
 
@@ -142,7 +145,7 @@ facts.may_decline(
     ("split_with_sizes_copy.out",),
     ("*",),
     "a tensor that is not contiguous*",
-    "ATen's kernel for GPUs reads one without gaps, in whatever layout, as if it were contiguous",
+    "ATen's kernel for GPUs reads any dense layout as if it were contiguous",
     device="cuda",
 )
 facts.may_decline(
@@ -155,33 +158,33 @@ facts.may_decline(
     ("addbmm",),
     ("in-place",),
     "copy_: output overlaps an input",
-    "ATen copies a tensor to itself, of which its addresses tell",
+    "ATen copies a tensor to itself, which only addresses show",
     dtypes=(torch.int32,),
 )
 facts.may_decline(
     ("polar",),
     ("gradient",),
     "*: a tensor that is conjugated or negated when it is read",
-    "the gradient is of such tensors",
+    "the gradient consists of such tensors",
 )
 facts.may_decline(
     ("complex",),
     ("gradient",),
     "*: conversion from torch.bfloat16 to torch.complex32",
-    "complex numbers of halves are not converted",
+    "there is no conversion to complex32",
     dtypes=(torch.float16,),
 )
 facts.may_decline(
     ("as_strided_copy", "as_strided_scatter"),
     ("functional", "out=", "gradient"),
     "*a storage offset, or invalid sizes or strides",
-    "where a tensor begins in its storage is not in the key of a call",
+    "the storage offset is not in the key of a call",
 )
 
 
 @facts.arguments("_conj_copy", "_conj_physical", "conj_physical", "view_as_real_copy")
 def _complex(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Numbers whose imaginary parts are those of another order."""
+    """Return complex numbers."""
     x = tensors[0]
     if x.is_complex():
         return {"self": x}
@@ -190,7 +193,7 @@ def _complex(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.drawn("_reshape_alias_copy")
 def _within_the_tensor(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen reads beyond it, and may end the process."""
+    """Return sizes and strides within the tensor: ATen reads beyond its memory for others."""
     x, size, stride = (arguments[name] for name in ("self", "size", "stride"))
     sizes = [*size, *stride]
     if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in sizes) or span(size, stride) <= x.numel():
@@ -199,8 +202,8 @@ def _within_the_tensor(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @facts.drawn("_chunk_cat")
-def _of_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen reads sizes of tensors that have none, and there is no memory for billions of chunks."""
+def _with_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return tensors with dimensions, and a limited number of chunks: ATen reads the first size of any tensor."""
     tensors, chunks = arguments["tensors"], arguments["num_chunks"]
     whole = [x.reshape(1) if facts.is_scalar(x) else x for x in tensors]
     return arguments | {"tensors": whole, "num_chunks": min(chunks, 64)}
@@ -210,5 +213,5 @@ facts.may_decline(
     ("view_as_complex_copy", "view_as_complex_copy.out"),
     ("empty", "zero_dim"),
     "no elements, or memory that is not aligned to 16 bytes",
-    "of memory that begins at no 16 bytes a plan does not know whether it begins between two parts",
+    "a plan does not know whether memory that is not aligned to 16 bytes begins at a real part",
 )

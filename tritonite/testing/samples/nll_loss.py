@@ -14,9 +14,9 @@ facts.INTEGERS["ignore_index"] = 1
 
 @facts.operands("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward")
 def _classes(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Tensors | None:
-    """A class for every row, and a weight for every class."""
+    """Return a class for every row, and a weight for every class."""
     if op.packet == "nll_loss2d_forward" and reduction == 0 and tensors[0].device.type == "cuda":
-        # Without a reduction ATen's total weight is what its memory held.
+        # Without a reduction ATen leaves the total weight uninitialised.
         return None
     x = tensors[0] if tensors[0].dim() else tensors[0][None]
     if "2d" in op.packet and x.dim() == 2:
@@ -32,7 +32,7 @@ def _classes(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Tensors | 
 
 @facts.drawn("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward")
 def _labels(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A label of no class stops the program."""
+    """Return labels of existing classes: ATen stops the program for others."""
     target, x = arguments["target"], arguments["self"]
     if not facts.real(target) or not isinstance(x, torch.Tensor):
         return arguments

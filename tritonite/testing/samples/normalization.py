@@ -1,4 +1,4 @@
-"""Layer, group and root-mean-square normalisation, and weights of unit length."""
+"""Layer, group and RMS normalisation, and weight normalisation."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
-# ATen's sums start from 0 on a GPU, and on a CPU from the first element.
+# ATen's sums start with 0 on a GPU, and with the first element on a CPU.
 facts.ZERO_SIGN_UNDEFINED.add("native_layer_norm_backward")
 facts.ZERO_SIGN_OF_ROUNDOFF |= {"_weight_norm_interface_backward", "native_group_norm_backward"}
 
 
 @facts.layouts("native_layer_norm", "native_layer_norm_backward")
-def _rows_of_halves(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
-    """Halves with the second tensor's dtype, float32, for parameters, which ATen's kernel for CPUs alone takes."""
+def _rows(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
+    """Yield layouts. The second tensor has the dtype of parameters; float32 is accepted by ATen on CPUs alone."""
     yield "float32 parameters", [make(5, 3, 20), make(1).float()]
     yield "permuted", [make(2, 6, 4, 5).permute(0, 2, 3, 1)] * 2
 
 
 @facts.layouts("native_group_norm", "native_group_norm_backward")
 def _images(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
-    """Of which ATen's kernel for GPUs takes those alone whose channels are apart and whose dtypes are one."""
+    """Yield sequences, images and volumes. ATen's kernel for GPUs accepts contiguous ones in a single dtype alone."""
     images = make(3, 6, 4, 5).to(memory_format=torch.channels_last)
     yield "sequences", [make(4, 6, 7)] * 2
     yield "channels_last_3d", [make(2, 4, 4, 2, 5).to(memory_format=torch.channels_last_3d)] * 2
@@ -37,7 +37,7 @@ def _images(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
 
 @facts.arguments("native_layer_norm", "native_layer_norm_backward")
 def _layer_norm(tensors: facts.Tensors) -> dict[str, Any]:
-    """Weight and bias for the last dimension, and what the forward pass hands to the backward pass."""
+    """Return parameters for the last dimension, and the statistics of a forward pass."""
     x, parameters = tensors[0], tensors[1].dtype
     size, weight = list(x.shape[-1:]), (x[(0,) * (x.dim() - 1)] if x.numel() else x).to(parameters)
     given = {"input": x.flip(0) if x.dim() else x, "normalized_shape": size, "weight": weight, "bias": weight}
@@ -51,12 +51,12 @@ def _layer_norm(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("native_group_norm", "native_group_norm_backward")
 def _group_norm(tensors: facts.Tensors) -> dict[str, Any]:
-    """Weight and bias for the second dimension, in one group or two: gradients of small rows are but roundoff."""
+    """Return parameters for the channels, in one group or two: gradients of smaller groups are mere roundoff."""
     x = tensors[0]
     if x.dim() < 2 or not x.numel():
         return {"N": 0, "C": 0, "HxW": 0, "group": 1, "output_mask": [True, True, True]}
     rows, channels = x.shape[:2]
-    # ATen reads them as contiguous whatever they are.
+    # ATen reads parameters as if they were contiguous.
     weight = x.select(0, 0).reshape(channels, -1)[:, 0].clone(memory_format=torch.contiguous_format)
     weight = weight.to(tensors[1].dtype)
     group = 2 if channels % 2 == 0 else 1
@@ -64,7 +64,7 @@ def _group_norm(tensors: facts.Tensors) -> dict[str, Any]:
     given = dict(zip(("N", "C", "HxW", "group"), sizes, strict=True))
     given |= {"input": x.flip(0), "weight": weight, "bias": weight, "grad_out": x, "eps": 1e-5}
     if x.is_floating_point():
-        # On a GPU ATen takes no other layout; such a sample is left out when it refuses the call.
+        # ATen accepts only contiguous inputs on a GPU.
         _, mean, rstd = torch.native_group_norm(given["input"].contiguous(), None, None, *sizes, 1e-5)
         mean, rstd = mean.to(weight.dtype), rstd.to(weight.dtype)
         given |= {"mean": mean, "rstd": rstd, "output_mask": [True, True, True]}
@@ -73,25 +73,48 @@ def _group_norm(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("_fused_rms_norm", "_fused_rms_norm_backward")
 def _rms_norm(tensors: facts.Tensors) -> dict[str, Any]:
-    """Layer normalisation's, with the inverse of the root mean square for its gradient."""
+    """Return the arguments of layer normalisation, with the reciprocal of the root mean square."""
     given = _layer_norm(tensors) | {"output_mask": [True, True]}
     x = given["input"]
     if x.is_floating_point() and x.numel() and x.dim():
-        # Whether ATen has 0 or nan next to an infinite element depends on how long a row is.
+        # Next to an infinite element ATen has 0 or nan, by the length of the row.
         x = given["input"] = torch.where(x.isinf(), 2.0, x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        # ATen's gradient reads these as contiguous whatever they are.
+        # ATen's gradient reads these as if they were contiguous.
         given["rstd"] = wide.square().mean(-1, keepdim=True).add(1e-5).rsqrt().contiguous()
         given["weight"] = given["weight"].contiguous()
     return given
 
 
+def terms_of_gradients(sums: facts.Sums) -> float:
+    """Return the terms of sums of gradients times elements of order 1, whose results have the size of weights, too."""
+    count = sums.per_element()
+    factors = (sums.tensors[0], sums.exact if count == 1 else None)
+    sizes = [float(x.double().square().mean().nan_to_num(1, 1)) for x in factors if x is not None]
+    return count * min(max(1.0, *sizes), 16.0)
+
+
+facts.terms("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward")(terms_of_gradients)
+facts.CANCELLING |= {
+    *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+    *("_fused_rms_norm", "_fused_rms_norm_backward"),
+}
+
+
+@facts.terms("native_layer_norm", "native_group_norm")
+def _terms_beneath_a_bias(sums: facts.Sums) -> float:
+    """Return the terms of results from which a bias may take away all but the roundoff of their usual size."""
+    if sums.exact is None or not sums.exact.isfinite().any():
+        return sums.per_element()
+    return sums.per_element() * max(1.0, float(sums.exact[sums.exact.isfinite()].abs().median())) ** 2
+
+
 @facts.arguments("_weight_norm_interface", "_weight_norm_interface_backward")
 def _weight_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """A length for each slice along the first dimension; ATen reads all as contiguous whatever they are."""
+    """Return a norm for each slice along the first dimension. ATen reads all tensors as if they were contiguous."""
     v = tensors[0].clone(memory_format=torch.contiguous_format)
     if not (v.dim() and v.numel() and v.is_floating_point()):
-        # Along dimension -1 ATen's kernel for GPUs writes nothing; of no elements its kernel for CPUs divides by 0.
+        # Without elements ATen's kernel for CPUs divides by 0.
         return None
     g = v.flatten(1)[:, 0].clone().reshape(-1, *[1] * (v.dim() - 1)) if v.dim() > 1 else v.clone()
     _, norms = torch.ops.aten._weight_norm_interface(v, g, 0)
@@ -103,27 +126,27 @@ facts.may_decline(
     ("native_group_norm_backward*",),
     ("sliced",),
     "tensors that are neither contiguous*",
-    "a gradient with gaps, of which ATen makes a copy",
+    "ATen copies a gradient with gaps",
 )
 facts.may_decline(
     ("native_group_norm_backward*",),
     ("*channels_last*",),
     "tensors that are neither contiguous*",
-    "ATen's kernel for GPUs copies what has its channels last",
+    "ATen's kernel for GPUs copies channels-last tensors",
     device="cuda",
 )
 facts.may_decline(
     ("native_group_norm_backward*",),
     ("empty",),
     "no elements*",
-    "of no elements there are no groups",
+    "there are no groups without elements",
 )
 
 
 @facts.drawn("_fused_rms_norm", "_fused_rms_norm_backward", "native_group_norm_backward", "native_layer_norm_backward")
 @facts.drawn("std_mean", "var_mean")
 def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Whether ATen has nan next to an infinite element depends on a row's length, and on the order of its sums."""
+    """Return finite operands: beside an infinite element ATen's result depends on the order of its sums."""
     return {
         name: value.nan_to_num(2.0, 2.0, 2.0) if facts.real(value) and value.is_floating_point() else value
         for name, value in arguments.items()
@@ -140,11 +163,11 @@ def _without_infinities(arguments: dict[str, Any], *names: str) -> dict[str, Any
 
 @facts.drawn("native_layer_norm")
 def _finite_rows(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Whether the mean of a row with an infinite element is infinite or nan to ATen depends on where that is."""
+    """Return rows without infinities: ATen's mean of a row is infinite or nan by the index of an infinite element."""
     return _without_infinities(arguments, "input")
 
 
 @facts.drawn("native_group_norm")
 def _finite_groups(arguments: dict[str, Any]) -> dict[str, Any]:
-    """So it does of a group. And ATen multiplies element and mean with the weight apart: an infinite one makes nan."""
+    """Return groups and parameters without infinities: ATen distributes the weight over element and mean."""
     return _without_infinities(arguments, "input", "weight", "bias")

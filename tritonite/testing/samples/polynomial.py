@@ -27,7 +27,7 @@ facts.NAN_UNDEFINED |= _POLYNOMIALS
 
 @facts.drawn(*_POLYNOMIALS)
 def _few_steps(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A degree is a number of steps of ATen's loops."""
+    """Limit the degree, which is a number of steps."""
     n = arguments["n"]
     if facts.real(n):
         return arguments | {"n": (n.nan_to_num(0, 9, -9) if n.is_floating_point() else n).clamp(max=9)}
@@ -35,9 +35,9 @@ def _few_steps(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _degree(tensor: torch.Tensor) -> torch.Tensor:
-    """In place, for the layout's sake: ATen's CUDA kernels take 2^63 steps for an infinite degree.
+    """Limit the degree to 600, in place to keep the layout: it is a number of steps, 2^63 for an infinite one.
 
-    Where 6 divides the degree, no Chebyshev polynomial has a zero at 0 or 1/2, which would show all of its roundoff.
+    6 divides the limit, so that no Chebyshev polynomial of this degree has a zero at 0 or 1/2, which would be roundoff.
     """
     return tensor.clamp_(max=600) if tensor.is_floating_point() else tensor
 

@@ -1,4 +1,4 @@
-"""Random numbers, of which tests/test_random.py compares the values."""
+"""Random numbers. tests/test_random.py compares their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ facts.RANDOM |= {op.packet for op in registry.overloads().values() if op.family 
 
 
 def _probability(tensor: torch.Tensor) -> torch.Tensor:
-    """Beyond those ATen's kernels for GPUs end the process."""
+    """Return probabilities: ATen's kernels for GPUs stop the program for other numbers."""
     return (tensor.abs() % 1).nan_to_num(0.5)
 
 
@@ -27,7 +27,7 @@ facts.TENSORS["p"] = lambda tensor: _probability(tensor.float()).to(facts.floati
 @facts.arguments("uniform", "normal", "normal_functional", "log_normal", "exponential", "cauchy", "bernoulli", "randn")
 @facts.arguments("rand", "rand_like", "randn_like")
 def _continuous(tensors: facts.Tensors) -> dict[str, Any]:
-    """The default generator, and the ends of a range."""
+    """Return the default generator, and the ends of a range."""
     given = {"generator": None, "from": -0.5, "to": 1.25}
     return given | {"size": list(tensors[0].shape), "dtype": tensors[0].dtype}
 
@@ -46,7 +46,7 @@ def _integers(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.layouts("randperm")
 def _long(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
-    """More numbers than one program sorts."""
+    """Yield more numbers than one program sorts."""
     yield "long", [make(4500)]
 
 
@@ -57,21 +57,21 @@ def _slopes(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.operands("bernoulli")
 def _probabilities(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
-    """Where they are in the place of the first tensor."""
+    """Return probabilities for the overloads whose first tensor has them."""
     if op.overload in ("bernoulli", "bernoulli.out") and tensors[0].is_floating_point():
         return [_probability(tensor) for tensor in tensors]
     return tensors
 
 
 @facts.operands("rrelu_with_noise")
-def _of_the_outputs_size(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
-    """On a CPU ATen writes beyond an output that is too small."""
+def _without_outputs_on_cpu(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    """Skip outputs on a CPU, where ATen writes beyond those that are too small."""
     return None if op.out_names and tensors[0].device.type == "cpu" else tensors
 
 
 @facts.operands("rrelu_with_noise_functional")
-def _noise_of_this_shape(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
-    """Of another shape ATen's kernel for GPUs reads beyond it."""
+def _matching_noise(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    """Skip noise of another shape, beyond which ATen's kernel for GPUs reads."""
     return tensors if tensors[0].shape == tensors[1].shape else None
 
 
@@ -84,33 +84,33 @@ facts.may_decline(
     ("native_dropout", "native_dropout.out"),
     ("empty",),
     "*no elements",
-    "of an input without elements ATen's function for CPUs returns the input and a mask of its dtype",
+    "for an empty input ATen's function for CPUs returns the input and a mask in its dtype",
     device="cpu",
 )
 
 
 @facts.drawn("randperm")
-def _of_a_few(arguments: dict[str, Any]) -> dict[str, Any]:
-    """No more numbers than fit in memory many times over."""
+def _limited(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Limit how many numbers are permuted."""
     return arguments | {"n": min(arguments["n"], 6000)}
 
 
 @facts.drawn("rrelu_with_noise", "rrelu_with_noise_functional")
 def _in_order(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen raises on a CPU where they are not, and has an answer on a GPU."""
+    """Return ascending finite bounds, which ATen requires on a CPU alone, and noise of the input's shape."""
     ends: list[Any] = [arguments.get(name) for name in ("lower", "upper")]
     if any(not isinstance(end, (int, float)) or end != end or abs(end) > 1e30 for end in ends):
         ends = [0.125, 0.375]
     x, noise = arguments["self"], arguments["noise"]
     if isinstance(noise, torch.Tensor) and isinstance(x, torch.Tensor) and noise.shape != x.shape:
-        # ATen writes beyond noise that is smaller.
+        # ATen writes beyond smaller noise.
         noise = torch.zeros(x.shape, dtype=noise.dtype, device=noise.device)
     return arguments | dict(zip(("lower", "upper"), sorted(ends), strict=True)) | {"noise": noise}
 
 
 @facts.drawn("bernoulli")
 def _drawn_probabilities(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What is none ends the process on a GPU, in ATen too."""
+    """Return probabilities from 0 to 1: on a GPU ATen stops the program for other numbers."""
     name = "p" if "p" in arguments else "self"
     if devices.current.type == "cpu" or not isinstance(arguments[name], torch.Tensor):
         return arguments

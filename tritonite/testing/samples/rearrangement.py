@@ -14,14 +14,14 @@ from tritonite.testing.samples import facts
 
 @facts.arguments("roll")
 def _rolled(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """As flips; on a CPU ATen puts parts of images together, whose layouts decide the result's."""
-    given = _around(tensors)
+    """Return dimensions and shifts, with contiguous images: on a CPU ATen's layout depends on slices of others."""
+    given = _flipped(tensors)
     return given if given is None or not has_channels_last(tensors[0]) else given | {"self": tensors[0].contiguous()}
 
 
 @facts.arguments("flip", "rot90")
-def _around(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """The last dimensions, of which contiguous tensors have two turned."""
+def _flipped(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return the dimensions to flip: the first and the last of contiguous tensors, otherwise the last."""
     x = tensors[0]
     if not x.dim():
         return None
@@ -31,7 +31,7 @@ def _around(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments("constant_pad_nd")
 def _pads(tensors: facts.Tensors) -> dict[str, Any]:
-    """Some is cut off the second of the last dimensions."""
+    """Return pads, one of which is negative."""
     pad = [2, 1, -1, 3][: 2 * tensors[0].dim()]
     value = True if tensors[0].dtype is torch.bool else 0 if tensors[0].is_complex() else 2
     return {"pad": pad, "value": value}
@@ -39,7 +39,7 @@ def _pads(tensors: facts.Tensors) -> dict[str, Any]:
 
 def _extending(dimensions: int) -> Any:
     def arguments(tensors: facts.Tensors) -> dict[str, Any] | None:
-        # Whether results have their channels last, too, depends on the device.
+        # Devices differ in whether results of channels-last images are channels-last.
         x = tensors[0].contiguous()
         x = x.reshape(*[1] * (dimensions + 1 - x.dim()), *x.shape) if x.dim() <= dimensions else x
         x = x.flatten(0, x.dim() - dimensions - 2) if x.dim() > dimensions + 2 else x
@@ -62,7 +62,7 @@ for _kind in ("reflection", "replication"):
 
 @facts.arguments("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
 def _image(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """An image with channels enough, and of even sides."""
+    """Return an image of even sizes whose channels divide by 4."""
     x = tensors[0]
     if not x.dim() or not x.numel():
         return None
@@ -70,40 +70,40 @@ def _image(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"self": image, "upscale_factor": 2, "downscale_factor": 2, "groups": 2}
 
 
-_SQUARES = {"kernel_size": [2, 3], "dilation": [1, 1], "padding": [1, 0], "stride": [2, 1]}
+_WINDOWS = {"kernel_size": [2, 3], "dilation": [1, 1], "padding": [1, 0], "stride": [2, 1]}
 
 
 @facts.arguments("im2col")
-def _squares(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """An image of four rows and five columns at least."""
+def _windows(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return an image of four dimensions, at least four rows and five columns."""
     x = tensors[0]
     if x.dim() != 4 and x.numel() < 60:
         return None
     image = x if x.dim() == 4 else x.reshape(-1)[:60].reshape(1, 3, 4, 5)
-    return {"self": image, **_SQUARES}
+    return {"self": image, **_WINDOWS}
 
 
 @facts.arguments("col2im")
 def _columns(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """What three rows of three squares are, two times two channels of six elements."""
+    """Return two images of nine columns: two channels of six elements each."""
     x = tensors[0]
     if x.numel() < 100:
         return None
     few = x.reshape(-1)[torch.arange(216, device=x.device) % x.numel()]
-    return {"self": few.reshape(2, 12, 9), "output_size": [4, 5], **_SQUARES}
+    return {"self": few.reshape(2, 12, 9), "output_size": [4, 5], **_WINDOWS}
 
 
 facts.may_decline(
     ("nn.functional.pad.constant",),
     ("functional",),
     "*floating-point number for integer tensors",
-    "ATen cuts off the fraction of the number that it pads integers with",
+    "ATen truncates the number that it pads integers with",
     dtypes=(*INTS[1:], *BOOL),
 )
 
 
 def _with_all_pads(count: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen reads pads that are not given."""
+    """Return enough pads: ATen reads beyond a shorter list."""
     padding = arguments["padding"]
     return arguments | {"padding": padding if len(padding) >= count else [1] * count}
 

@@ -1,4 +1,4 @@
-"""Sums, products, extrema, norms and what else makes one element of many."""
+"""Sums, products, extrema, norms and other reductions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import torch
 
 from tritonite.testing.samples import facts
 
-# Of two tensors, as maximum and minimum.
+# With two tensors they are maximum and minimum.
 facts.ZERO_SIGN_UNDEFINED |= {"max", "min"}
 facts.may_decline(
     ("max.unary_out", "min.unary_out"),
     ("empty",),
     "reduction of an empty dimension*",
-    "there is no largest of them: the functional form raises, this one gives what its loop began with",
+    "the functional form raises, and the out= form returns the initial value of its loop",
 )
 facts.may_decline(
     ("prod.int_out", "sum.IntList_out"),
     ("*",),
     "torch.bool in torch.bool",
-    "an output of bools makes ATen add up in bool, where kernels add integers",
+    "with a bool output ATen accumulates in bool, and kernels accumulate integers",
     dtypes=(torch.bool,),
 )
 
 
 @facts.drawn("prod")
-def _of_moderate_size(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Whether a product that overflows meets a 0 that another underflowed to depends on the order of its factors."""
+def _without_overflow(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Limit factors to 1: whether an overflow meets an underflow depends on the order of the factors."""
     x = arguments["self"]
     if not (facts.real(x) and x.is_floating_point()):
         return arguments

@@ -1,4 +1,4 @@
-"""Random numbers of distributions in tensors, of which tests/test_sampling.py compares the values."""
+"""Random numbers from distributions with tensors of parameters. tests/test_sampling.py compares their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ facts.RANDOM |= {op.packet for op in registry.overloads().values() if op.family 
 
 
 def _positive(tensor: torch.Tensor) -> torch.Tensor:
-    """From a hundredth to some hundreds, for which the distributions have densities."""
+    """Return parameters from 0.01 to 400, for which the distributions are defined."""
     return tensor.abs().nan_to_num(3.0, 3.0, 3.0).clamp(0.01, 400)
 
 
@@ -26,7 +26,7 @@ def _few(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.operands("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
 def _parameters(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
-    """Rates and concentrations; or trials, and the probability of success."""
+    """Return rates or concentrations in the first tensor, and probabilities in the others."""
     made = [_positive(tensor) if tensor.is_floating_point() else tensor for tensor in tensors]
     return [tensor if i == 0 or not tensor.is_floating_point() else tensor / 401 for i, tensor in enumerate(made)]
 
@@ -37,8 +37,8 @@ def _default_generator(tensors: facts.Tensors) -> dict[str, Any]:
 
 
 @facts.drawn("poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "multinomial")
-def _with_distributions(arguments: dict[str, Any]) -> dict[str, Any]:
-    """For others ATen's kernels stop the program, or never end."""
+def _valid_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return valid parameters: for others ATen's kernels stop the program, or never end."""
     return arguments | {
         name: _positive(arguments[name])
         for name in ("self", "count")
@@ -52,8 +52,8 @@ def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensor
 
 
 @facts.drawn("_standard_gamma_grad", "_dirichlet_grad")
-def _with_concentrations(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Next to the poles of negative ones all is roundoff, the difference of `total` and the first among them."""
+def _positive_concentrations(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return positive concentrations, also for `total` less the first: next to the poles all is roundoff."""
     name = "alpha" if "alpha" in arguments else "self"
     one: Any = arguments[name]
     total: Any = arguments.get("total")
@@ -73,17 +73,17 @@ def _with_concentrations(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.operands("_dirichlet_grad")
 def _beta(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
-    """A share, a concentration, and the sum of that and another."""
+    """Return a sample from 0.01 to 0.99, a concentration, and the sum of this and another concentration."""
     if not all(tensor.is_floating_point() for tensor in tensors):
         return tensors
-    share, one, other = (_positive(tensor) for tensor in (*tensors, tensors[0], tensors[-1])[:3])
-    return [(share / (share + 1)).clamp(0.01, 0.99), one, one + other] if one.shape == other.shape else None
+    ratio, one, other = (_positive(tensor) for tensor in (*tensors, tensors[0], tensors[-1])[:3])
+    return [(ratio / (ratio + 1)).clamp(0.01, 0.99), one, one + other] if one.shape == other.shape else None
 
 
 facts.may_decline(
     ("multinomial", "multinomial.out"),
     ("*",),
     "dtype *, whose sums ATen rounds after each term",
-    "in an order of its own, which decides into which category a number falls",
+    "the order of ATen's rounded sums decides into which category a number falls",
     dtypes=(torch.float16, torch.bfloat16),
 )

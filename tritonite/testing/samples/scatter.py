@@ -1,4 +1,4 @@
-"""Writing where index tensors tell: no place twice where the order decides what stays there."""
+"""Writing at the indices in tensors, without duplicate indices where the order of writes would matter."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import torch
 from tritonite import devices
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
-from tritonite.testing.samples.indexing import of_each_dimension, places, within
+from tritonite.testing.samples.indexing import spread, within, within_each_dimension
 
 facts.CHOICES["reduce"] = ("sum", "prod", "mean", "amax", "amin", "add", "multiply")
-# Which of several zeros is the largest depends on the order in which they come.
+# The order of reductions decides which of several zeros is the extremum.
 facts.ZERO_SIGN_OF_ROUNDOFF |= {"index_reduce", "scatter_reduce"}
-# Whose index has the dimensions of what it writes to.
+# Operators whose index tensor has the dimensions of the target.
 _OF_ELEMENTS = {"scatter", "scatter_add", "scatter_reduce"}
 
 
 def _combines(op: Op) -> bool:
-    """Whether several elements may come to one place."""
+    """Return whether several elements may be combined at one index."""
     return "reduce" in op.names or op.packet in ("index_add", "scatter_add")
 
 
 @facts.operands("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_reduce")
 def _along_the_last(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Tensors | None:
-    """The tensor, places along its last dimension, and what to write there."""
+    """Return the target, indices along its last dimension, and values to write."""
     x = tensors[0]
     size = x.shape[-1] if x.dim() else 1
     if not size or (x.dim() and not x.numel()):
         return None
     kept = min(size, 5)
     if _combines(op) and x.dtype.itemsize == 2 and x.is_floating_point():
-        # Sums are rounded after each addition, as those of ATen's kernels for GPUs are, and must not cancel.
+        # ATen's kernels for GPUs round after each addition, so that sums must not cancel.
         x, tensors = x.abs_(), [each.abs_() for each in tensors]
-    index = places((kept,), min(size, 3) if _combines(op) else size, x, 2 if _combines(op) else 1)
+    index = spread((kept,), min(size, 3) if _combines(op) else size, x, 2 if _combines(op) else 1)
     source = tensors[1].expand(x.shape)
     source = source[..., :kept] if x.dim() else source
     if op.packet in _OF_ELEMENTS:
@@ -48,25 +48,25 @@ def _along_the_last(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Ten
 def _put(tensors: facts.Tensors) -> dict[str, Any] | None:
     x = tensors[0]
     count = min(4, x.numel())
-    return {"index": places((count,), x.numel(), x, 1) - count // 2, "source": tensors[1].flatten()[:1].expand(count)}
+    return {"index": spread((count,), x.numel(), x, 1) - count // 2, "source": tensors[1].flatten()[:1].expand(count)}
 
 
 @facts.arguments("index_put", "_unsafe_index_put", "_index_put_impl")
 def _index_put(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """The first dimension and the last, by indices that broadcast."""
+    """Return indices of the first and the last dimension that broadcast, and a value."""
     x = tensors[0]
     if not (x.dim() and x.numel()):
         return None
-    last = places((min(4, x.shape[-1]), 1), x.shape[-1], x, 1) - x.shape[-1] // 2
+    last = spread((min(4, x.shape[-1]), 1), x.shape[-1], x, 1) - x.shape[-1] // 2
     if x.dim() == 1:
         return {"indices": [last], "values": tensors[1].flatten()[:1]}
-    first = places((min(3, x.shape[0]),), x.shape[0], x, 1)
+    first = spread((min(3, x.shape[0]),), x.shape[0], x, 1)
     return {"indices": [first, *[None] * (x.dim() - 2), last], "values": tensors[1].flatten()[: len(first)][0]}
 
 
 @facts.drawn("scatter_add", "scatter_reduce", "index_add", "index_reduce")
-def _of_one_sign(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Sums of 16-bit floats that do not cancel: kernels accumulate them in float32, ATen's for GPUs in 16 bits."""
+def _same_sign(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return 16-bit floats of one sign, whose sums do not cancel: ATen accumulates in 16 bits on a GPU."""
     return {
         name: value.abs()
         if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
@@ -76,7 +76,7 @@ def _of_one_sign(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(arguments: dict[str, Any]) -> torch.Tensor:
-    """How often each place is written, counted by ATen on a CPU."""
+    """Return how often each element is written, counted by ATen on a CPU."""
 
     def ones(like: torch.Tensor) -> torch.Tensor:
         return torch.ones(like.shape)
@@ -99,13 +99,13 @@ def _from_either_end(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @facts.drawn("scatter", "put", "index_put", "_unsafe_index_put", "_index_put_impl", "index_copy")
-def _one_value_for_a_place(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Which of several elements stays in a place is not defined: where places come twice all elements are equal."""
+def _equal_if_duplicate(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Make all values equal if an index occurs twice: which of several writes remains is undefined."""
     if arguments.get("unsafe"):
-        # ATen does not look whether there are such places.
-        arguments = of_each_dimension(arguments)
+        # ATen does not check these indices.
+        arguments = within_each_dimension(arguments)
     adds = arguments.get("accumulate") or "reduce" in arguments
-    drawn = _of_one_sign(arguments) if adds and "indices" not in arguments else within(arguments)
+    drawn = _same_sign(arguments) if adds and "indices" not in arguments else within(arguments)
     name = next((name for name in ("src", "source", "values") if name in drawn), None)
     source = drawn[name] if name else None
     if adds or name is None or not isinstance(source, torch.Tensor) or not source.numel():
@@ -113,6 +113,6 @@ def _one_value_for_a_place(arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         several = bool((_written(drawn) > 1).any())
     except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError):
-        # What is none of its arguments is refused, and what ATen refuses on a CPU it may take on a GPU.
+        # ATen refuses the arguments on a CPU, but may accept them on a GPU.
         several = devices.current.type != "cpu"
     return drawn | {name: source.flatten()[:1].expand(source.numel()).reshape(source.shape)} if several else drawn

@@ -1,4 +1,4 @@
-"""Searching, in what is sorted or among others."""
+"""Search in sorted boundaries, and membership in a set."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tritonite.testing.samples import facts
 
 
 @facts.arguments("isin")
-def _any(tensors: facts.Tensors) -> dict[str, Any]:
-    """What ATen says of elements that are equal though they are said not to be depends on its order."""
+def _may_repeat(tensors: facts.Tensors) -> dict[str, Any]:
+    """Do not assume unique elements: with repeated ones ATen's answer would depend on its order."""
     return {"assume_unique": False}
 
 
@@ -21,7 +21,7 @@ def _unaided(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.operands("searchsorted", "bucketize")
 def _in_order(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
-    """Bounds in rows, of a tensor of the same rows, or a vector of them."""
+    """Return sorted boundaries, a vector or as many rows as the values have, and the values."""
     x = tensors[0]
     vector = x.flatten().sort().values
     if op.packet == "bucketize":

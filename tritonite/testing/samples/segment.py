@@ -1,4 +1,4 @@
-"""Segments that follow each other."""
+"""Reductions of consecutive segments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ facts.may_decline(
     ("segment_reduce*", "_segment_reduce.lengths"),
     ("*",),
     "*lengths whose sum the host checks*",
-    "the host waits for a sum and raises ATen's error where it is another",
+    "the host waits for the sum of lengths and raises ATen's error if it does not match",
 )
 
 
 def _bounds(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """The ends of four segments along a dimension, of which the second has no rows, and the last may have none."""
+    """Return the bounds of four segments along a dimension. The second is empty, and the last may be."""
     size = x.shape[axis]
     ends = torch.tensor([0, size // 2, size // 2, size // 2 + size // 3, size], device=x.device)
     return ends.expand(*x.shape[:axis], 5).contiguous()
@@ -26,7 +26,7 @@ def _bounds(x: torch.Tensor, axis: int) -> torch.Tensor:
 
 @facts.arguments("segment_reduce")
 def _segments(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """By offsets or, of an odd number of columns, by lengths, along the first dimension or the second."""
+    """Return offsets, or lengths for an odd last size, along the second dimension or the only one."""
     x = tensors[0]
     if not x.dim() or not x.numel():
         return None
@@ -40,7 +40,7 @@ def _segments(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments("_segment_reduce_backward")
 def _gradients(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Of results some of which are elements of the data."""
+    """Return a gradient, and results that are elements of the data."""
     given = _segments(tensors)
     if given is None:
         return None
@@ -52,7 +52,7 @@ def _gradients(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.drawn("segment_reduce", "_segment_reduce_backward")
 def _within_the_data(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen reads beyond the data where segments reach there."""
+    """Limit segments to the data, beyond which ATen would read."""
     data, axis = arguments["data"], arguments["axis"]
     if not isinstance(data, torch.Tensor) or not -data.dim() <= axis < data.dim():
         return arguments | {"lengths": None, "offsets": None}
@@ -64,7 +64,7 @@ def _within_the_data(arguments: dict[str, Any]) -> dict[str, Any]:
         arguments = arguments | {"lengths": lengths.clamp(0, most) if whole else None}
     if isinstance(offsets, torch.Tensor) and offsets.dim() and offsets.numel():
         whole = facts.real(offsets) and not offsets.is_floating_point()
-        # Offsets that fall stop the program on a GPU, and are refused on a CPU.
+        # Decreasing offsets stop the program on a GPU; ATen refuses them on a CPU.
         bounds = offsets.clamp(0, size) if whole else None
         if bounds is not None and data.device.type != "cpu":
             bounds = bounds.sort(-1).values

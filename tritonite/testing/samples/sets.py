@@ -1,4 +1,4 @@
-"""What is there once: of elements of which many are equal."""
+"""Unique elements, of tensors with many equal elements."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from tritonite.testing.samples import facts
 
 _SETS = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
-# ATen's comparisons of nan depend on the order in which its sort meets them.
+# ATen's treatment of nan depends on the order in which its sort compares elements.
 facts.NAN_UNDEFINED |= set(_SETS)
-# Which of equal zeros stays is ATen's choice.
+# ATen keeps either of two equal zeros.
 facts.ZERO_SIGN_OF_ROUNDOFF |= set(_SETS)
 
 
 @facts.arguments(*_SETS)
 def _equals(tensors: facts.Tensors) -> dict[str, Any]:
-    """In place, for the layout's sake."""
+    """Round elements, so that many are equal, in place to keep the layout."""
     x = facts.without_signed_nan(tensors[0])
     if x.is_floating_point() and x.numel():
         x.copy_(x.round())
@@ -34,14 +34,14 @@ facts.may_decline(
     ("unique_dim*", "unique_consecutive"),
     ("*",),
     "slices along dimension*",
-    "ATen lays out results on GPUs by how many slices there are, which a plan knows of two dimensions alone",
+    "ATen's layout on GPUs depends on how many slices there are; a plan knows this for two dimensions alone",
     device="cuda",
 )
 facts.may_decline(
     ("_unique", "_unique2"),
     ("*",),
     "bools without both*",
-    "ATen's kernel for them gives no tensor for an inverse that is not asked for, and counts that are not",
+    "ATen's kernel for bools returns no inverse unless asked for, and counts even if not asked for",
     dtypes=(torch.bool,),
     device="cuda",
 )

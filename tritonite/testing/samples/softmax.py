@@ -8,14 +8,18 @@ import torch
 
 from tritonite.testing.samples import facts
 
-# The gradient is to ATen a difference of products on GPUs, a product with a difference on CPUs.
+# ATen's gradient is a difference of products on GPUs, and a product with a difference on CPUs.
 facts.ZERO_SIGN_OF_ROUNDOFF |= {"_masked_softmax_backward", "_softmax_backward_data"}
-# ATen's sums start from 0 on a GPU, and on a CPU from the first element.
+# ATen's sums start with 0 on a GPU, and with the first element on a CPU.
 facts.ZERO_SIGN_UNDEFINED.add("_log_softmax_backward_data")
+facts.CANCELLING |= {
+    *("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "_masked_softmax"),
+    *("_softmax_backward_data", "_log_softmax_backward_data", "_masked_softmax_backward"),
+}
 
 
 def _softmax(function: Any) -> Any:
-    """A gradient that differs along a row, and a result that does: with equal ones ATen's own is but roundoff."""
+    """Return a maker of gradients and results that vary along rows: with equal ones ATen's own is mere roundoff."""
 
     def make(tensors: facts.Tensors) -> dict[str, Any]:
         x = tensors[0]
@@ -34,7 +38,7 @@ facts.ARGUMENTS["_log_softmax_backward_data"] = _softmax(torch.log_softmax)
 
 @facts.arguments("_masked_softmax", "_masked_softmax_backward")
 def _masked(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """A mask of all elements: its type is 2. ATen reads all operands as contiguous whatever they are."""
+    """Return a mask of the input's shape (type 2), and contiguous operands, as ATen reads all as if contiguous."""
     if not tensors[0].numel() and tensors[0].device.type != "cpu":
         # ATen's launch fails.
         return None
@@ -49,19 +53,19 @@ facts.may_decline(
     ("_masked_softmax*",),
     ("zero_dim",),
     "*or 0-d ones",
-    "a number is no row",
+    "a tensor without dimensions has no rows",
 )
 facts.may_decline(
     ("log_softmax.with_dtype", "softmax.with_dtype"),
     ("out=",),
     "*int_out: conversion from *",
-    "ATen converts the input first, and asks for softmax of what it has made",
+    "ATen converts the input first, and then calls softmax of the converted tensor",
 )
 
 
 @facts.drawn("_log_softmax_backward_data", "_softmax_backward_data", "_masked_softmax_backward")
 def _finite_output(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What softmax never gives is to ATen on a GPU a difference of products, and a product with one on a CPU."""
+    """Return a finite output, as softmax has: for others ATen's formulas on a GPU and on a CPU differ."""
     output = arguments["output"]
     if not (facts.real(output) and output.is_floating_point()):
         return arguments

@@ -1,4 +1,4 @@
-"""Sorting, and elements by their rank: of several equals ATen takes any, so that what indices point at is compared."""
+"""Sorting and selection by rank. ATen chooses among equal elements, so that the elements at indices are compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tritonite import devices, dtypes
 from tritonite.engine.sorting.keys import as_integers
 from tritonite.testing.samples import facts
 
-# Which of equal zeros has a rank is ATen's choice.
+# ATen chooses either of two equal zeros for a rank.
 facts.ZERO_SIGN_OF_ROUNDOFF |= {"topk", "kthvalue", "median", "nanmedian", "mode"}
 
 
@@ -21,13 +21,13 @@ def _stable(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("topk", "kthvalue")
 def _few(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Along the last dimension, in order, which all of ATen's kernels have alike."""
+    """Return how many to select along the last dimension, sorted."""
     x = tensors[0]
     return {"k": min(3, x.shape[-1] if x.dim() else 1), "sorted": True}
 
 
-def _pointed_at(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tensor:
-    """The elements that indices point at, of which there are as many dimensions or one less."""
+def _at_indices(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the elements at indices along a dimension, which the indices may lack."""
     if not x.dim() or not x.numel():
         return x.expand(indices.shape) if not x.dim() else indices
     if x.dtype in dtypes.UNSIGNED:
@@ -38,15 +38,15 @@ def _pointed_at(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tenso
 
 @facts.arguments("median", "nanmedian")
 def _without_signed_nan(tensors: facts.Tensors) -> dict[str, Any]:
-    """ATen's medians of whole tensors on GPUs are by a sort by digits."""
+    """Return an input without negative nans: ATen's median of a whole tensor on a GPU is by a radix sort."""
     return {"self": facts.without_signed_nan(tensors[0])}
 
 
 @facts.drawn("sort", "msort", "argsort", "topk", "kthvalue")
 def _without_signs(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen's kernels for GPUs sort by bits: a nan with a sign, as conversions from bfloat16 give one, comes first.
+    """Make nans positive on a GPU, where ATen's radix sort puts negative ones first, and zeros positive.
 
-    Unless a sort is stable, zeros of both signs come in any order. On a CPU other ranks are compared without that sign.
+    Zeros keep their sign in a stable sort. On a CPU selections by rank do not compare the sign of zeros.
     """
     x, on_cpu = arguments["self"], devices.current.type == "cpu"
     if x.dtype not in dtypes.FLOATS or (on_cpu and "descending" not in arguments):
@@ -60,7 +60,7 @@ def _without_signs(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn("mode")
 def _without_nan(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen's kernel for CPUs leaves nan where it meets it, and takes the first of elements that are there as often."""
+    """Replace nan, which ATen's kernel for CPUs does not sort."""
     x = arguments["self"]
     if devices.current.type != "cpu" or x.dtype not in dtypes.FLOATS or not x.isnan().any():
         return arguments
@@ -68,45 +68,45 @@ def _without_nan(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @facts.drawn("median", "nanmedian")
-def _apart(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen's kernel for CPUs gives other elements of a tensor that repeats along the dimension."""
+def _not_expanded(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a contiguous input instead of an expanded one, for which ATen's kernel for CPUs is wrong."""
     x = arguments["self"]
     return _without_signs(arguments | {"self": x.contiguous()} if 0 in x.stride() else arguments)
 
 
 @facts.chosen("kthvalue")
-def _of_kthvalue(
+def _kthvalue_results(
     self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
 ) -> list[torch.Tensor]:
-    return _of_one(self, dim, keepdim, results=results)
+    return _selected_results(self, dim, keepdim, results=results)
 
 
 @facts.chosen("mode")
-def _of_mode(
+def _mode_results(
     self: torch.Tensor, dim: int = -1, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
 ) -> list[torch.Tensor]:
-    """Of several that are as frequent ATen takes the smallest on CPUs, and any on GPUs: how many there are of it."""
-    values, pointed, indices = _of_one(self, dim, keepdim, results=results)
+    """Replace the value on GPUs, where ATen chooses among equally frequent ones, by how often it occurs."""
+    values, found, indices = _selected_results(self, dim, keepdim, results=results)
     if self.device.type == "cpu" or not self.dim() or not self.numel():
-        return [values, pointed, indices]
+        return [values, found, indices]
     whole = values if keepdim else values.unsqueeze(dim)
     count = ((self == whole) | ((self != self) & (whole != whole))).sum(dim, keepdim=keepdim)
-    return [torch.empty_like(values, dtype=torch.int64).copy_(count), (pointed != values) & (values == values), indices]
+    return [torch.empty_like(values, dtype=torch.int64).copy_(count), (found != values) & (values == values), indices]
 
 
 @facts.chosen("median", "nanmedian")
-def _of_one(
+def _selected_results(
     self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
 ) -> list[torch.Tensor]:
-    """Values, what indices point at, and the indices' dtype, shape and layout."""
+    """Return values, the elements at indices, and zeros in the dtype and layout of the indices."""
     if len(results) < 2:
         return results
     values, indices = results
-    return [values, _pointed_at(self, indices, -1 if dim is None else dim), torch.zeros_like(indices)]
+    return [values, _at_indices(self, indices, -1 if dim is None else dim), torch.zeros_like(indices)]
 
 
 @facts.chosen("topk")
-def _of_topk(
+def _topk_results(
     self: torch.Tensor,
     k: int,
     dim: int = -1,
@@ -116,16 +116,16 @@ def _of_topk(
     results: list[torch.Tensor],
     **_: Any,
 ) -> list[torch.Tensor]:
-    """The same; in order where ATen has none."""
+    """Return values, elements at indices, and zeros; sorted where no order was asked for."""
     values, indices = results
-    pointed = _pointed_at(self, indices, dim)
+    found = _at_indices(self, indices, dim)
     if not sorted:
-        values, pointed = (x.sort(dim).values if x.dim() else x for x in (values, pointed))
-    return [values, pointed, torch.zeros_like(indices)]
+        values, found = (x.sort(dim).values if x.dim() else x for x in (values, found))
+    return [values, found, torch.zeros_like(indices)]
 
 
 @facts.chosen("sort")
-def _of_sort(
+def _sort_results(
     self: torch.Tensor,
     dim: int = -1,
     descending: bool = False,
@@ -134,15 +134,15 @@ def _of_sort(
     results: list[torch.Tensor],
     **_: Any,
 ) -> list[torch.Tensor]:
-    """The same, unless the order of equals was asked for. `msort` gives the values alone, `argsort` the indices."""
+    """Replace indices unless the sort is stable. `msort` returns values alone, and `argsort` indices alone."""
     *values, indices = results
-    if stable or (not values and not _are_places(indices, dim)):
+    if stable or (not values and not _is_permutation(indices, dim)):
         return results
-    return [*values, _pointed_at(self, indices, dim), torch.zeros_like(indices)]
+    return [*values, _at_indices(self, indices, dim), torch.zeros_like(indices)]
 
 
-def _are_places(x: torch.Tensor, dim: int) -> bool:
-    """Whether each place along a dimension stands there once."""
+def _is_permutation(x: torch.Tensor, dim: int) -> bool:
+    """Return whether a tensor has every index along a dimension once."""
     if x.dtype is not torch.int64 or not x.dim():
         return False
     return torch.equal(
@@ -154,12 +154,12 @@ facts.may_decline(
     ("median", "nanmedian", "median.out", "nanmedian.out"),
     ("empty",),
     "the median of no integers, which would be nan",
-    "no rule says what integer becomes of ATen's nan",
+    "the conversion of ATen's nan to an integer is undefined",
     dtypes=dtypes.INTS,
 )
 facts.may_decline(
     ("msort",),
     ("out=",),
     "sort.values*: output has another shape or dtype",
-    "ATen hands on indices that it has not sized yet",
+    "ATen passes on indices that it has not resized yet",
 )

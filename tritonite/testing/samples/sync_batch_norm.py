@@ -1,4 +1,4 @@
-"""The steps of batch normalisation between which processes talk to each other, and references, which CPUs lack."""
+"""The steps of synchronised batch normalisation, and references for them, which ATen does not have on CPUs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ PACKETS = (
     "batch_norm_backward_reduce",
     "batch_norm_backward_elemt",
 )
+facts.CANCELLING |= set(PACKETS)
 
 
 @facts.layouts(*PACKETS)
 def _images(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
-    """What models give: sequences, volumes, and halves with the second tensor's dtype, float32, for parameters."""
+    """Yield sequences, images and volumes. The second tensor has the dtype of parameters: the input's or float32."""
     images = make(3, 5, 4, 6).to(memory_format=torch.channels_last)
     yield "sequences", [make(4, 3, 7)] * 2
     yield "channels_last_3d", [make(2, 3, 4, 2, 5).to(memory_format=torch.channels_last_3d)] * 2
@@ -33,7 +34,7 @@ def _images(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
 
 @facts.arguments(*PACKETS)
 def _steps(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Parameters and running statistics of the second's dtype, and statistics of two processes."""
+    """Return parameters and running statistics in the second tensor's dtype, and statistics of two processes."""
     x, parameters = tensors[0], tensors[1].dtype
     if x.dim() < 2 or not x.numel() or not x.is_floating_point():
         return None
@@ -46,7 +47,7 @@ def _steps(tensors: facts.Tensors) -> dict[str, Any] | None:
     given |= {"input_g": True, "weight_g": True, "bias_g": True, "sum_dy": rows[0], "sum_dy_xmu": rows[1]}
     given["counts"] = torch.tensor([12, 20], device=x.device).to(parameters)
     counts = torch.tensor([12, 20], device=x.device, dtype=torch.int32)
-    # Both names are several operators': of all but two the statistics are of one process.
+    # Operators share argument names. All but two have the statistics of one process.
     return given | {"mean": rows[0], "invstd": deviations[0], "count": counts}
 
 
@@ -87,10 +88,10 @@ def gather_stats_with_counts(
     eps: float,
     counts: torch.Tensor,
 ) -> Any:
-    share = (counts / counts.sum()).to(mean.dtype)[:, None]
+    fraction = (counts / counts.sum()).to(mean.dtype)[:, None]
     own = invstd.reciprocal().square() - eps
-    every = (mean * share).sum(0)
-    variance = ((own + (mean - every).square()) * share).sum(0)
+    every = (mean * fraction).sum(0)
+    variance = ((own + (mean - every).square()) * fraction).sum(0)
     if running_mean is not None:
         total = float(counts.sum())
         for running, moved in ((running_mean, every), (running_var, variance * (total / (total - 1)))):
@@ -138,8 +139,8 @@ def backward_elemt(
     count: torch.Tensor,
 ) -> Any:
     mean, invstd, weight, sum_dy, sum_dy_xmu = _laid(input, mean, invstd, weight, sum_dy, sum_dy_xmu)
-    share = 1 / count.sum().to(input.dtype)
-    grad = (grad_out - sum_dy * share - (input - mean) * invstd.square() * sum_dy_xmu * share) * invstd
+    fraction = 1 / count.sum().to(input.dtype)
+    grad = (grad_out - sum_dy * fraction - (input - mean) * invstd.square() * sum_dy_xmu * fraction) * invstd
     return grad if weight is None else grad * weight
 
 
@@ -155,7 +156,7 @@ facts.may_decline(
     ("batch_norm_gather_stats", "batch_norm_gather_stats.out"),
     ("*",),
     "a count that ATen rounds to a 16-bit float",
-    "ATen's count has the dtype of running statistics, or of the input",
+    "ATen rounds the count to the dtype of running statistics, or of the input",
     dtypes=(torch.float16, torch.bfloat16),
     device="cuda",
 )

@@ -1,13 +1,12 @@
-"""The warp-specialised backward pass of attention.
+"""The warp-specialised backward pass of attention: one launch for dq, another for dk and dv.
 
-As in `forward`, one warp copies blocks, and groups of four warps each have 64 rows whose sums they keep in registers:
-those of queries in one launch (`of_queries`), those of keys and values in another (`of_keys`). Probabilities, and the
-gradients of scores, go from the registers where they are computed into the products that they are for.
+As in `forward`, a producer warp copies blocks, and consumer groups of four warps have 64 rows each, whose gradients
+they accumulate in registers: rows of queries in `backward_dq`, of keys and values in `backward_dkdv`. Probabilities and
+score gradients go from the registers where they are computed into the next product.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,34 +15,46 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonite import devices
 from tritonite.engine.attention import table as table
-from tritonite.engine.attention.hopper.backward_dkdv import add_heads, attend_to_keys_warp_specialized
-from tritonite.engine.attention.hopper.backward_dq import attend_to_queries_warp_specialized
-from tritonite.engine.attention.hopper.descriptors import ROWS, bias_descriptor, block_sizes, descriptor, take
+from tritonite.engine.attention.hopper.backward_dkdv import (
+    DkdvMeta,
+    add_heads,
+    attend_backward_dkdv_warp_specialized,
+)
+from tritonite.engine.attention.hopper.backward_dq import DqMeta, attend_backward_dq_warp_specialized
+from tritonite.engine.attention.hopper.descriptors import (
+    ROWS,
+    bias_descriptor,
+    block_sizes,
+    descriptor,
+    serves_operands,
+)
 from tritonite.engine.attention.hopper.tiles import GROUPS
-from tritonite.engine.attention.problem import Facts, Problem
+from tritonite.engine.attention.problem import Problem
 from tritonite.engine.iteration import power_of_2
 from tritonite.runtime.contract import empty, settings
 
-# How many elements a program adds up that heads of queries have left.
+# Elements of a program of add_heads.
 _ADDED = 2048
 
 
-def takes(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
-    """Whether these are the kernels for a problem, on a device that has what they need."""
+def serves(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
+    """Return whether the warp-specialised backward kernels serve a problem on its device."""
     sizes = block_sizes(problem)
-    return take(problem, (problem.query, problem.key, problem.value, grad_out, *grads)) and (
+    return serves_operands(problem, (problem.query, problem.key, problem.value, grad_out, *grads)) and (
         problem.bias is None or max(sizes) in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS
     )
 
 
-def _of_sums(sums: torch.Tensor, queries: int, rows: int) -> TensorDescriptor:
-    """Of blocks of one number for each of so many rows."""
+def _row_stats_descriptor(row_stats: torch.Tensor, queries: int, rows: int) -> TensorDescriptor:
+    """Return a descriptor of blocks of one value for each of `rows` queries."""
     layout = gl.NVMMASharedLayout(0, 32, 4)
-    return TensorDescriptor(sums, [*sums.shape[:3], queries], list(sums.stride()), [1, 1, 1, rows], layout)
+    return TensorDescriptor(
+        row_stats, [*row_stats.shape[:3], queries], list(row_stats.stride()), [1, 1, 1, rows], layout
+    )
 
 
 def _group_of_keys(problem: Problem) -> int:
-    """How many heads of keys are begun together: of causal attention as many as share a cache with their queries."""
+    """Return the key heads that programs take together: for causal attention those whose queries fit in L2."""
     if not problem.causal:
         return 1
     size = problem.queries * (problem.query.shape[3] + problem.value.shape[3]) * problem.query.dtype.itemsize
@@ -51,27 +62,28 @@ def _group_of_keys(problem: Problem) -> int:
 
 
 def _splits_heads(problem: Problem, programs: int) -> bool:
-    """Whether a program has one head of queries, not all that share keys: so few programs leave half a device idle."""
+    """Return whether each query head has programs of its own, because `programs` would leave half the device idle."""
     few = 2 * programs <= devices.multiprocessors(problem.query.device)
     return problem.ratio > 1 and few and not settings().invariant
 
 
 class _Pass(NamedTuple):
-    """A backward pass: `sizes` are blocks' of heads and of values, `sums` what the first launch leaves of rows."""
+    """A backward pass: `sizes` are (block_d, block_v), `row_stats` what the dq launch leaves for the other."""
 
     problem: Problem
     sizes: tuple[int, int]
     grad_out: torch.Tensor
     out: torch.Tensor
     logsumexp: torch.Tensor
-    sums: torch.Tensor
+    row_stats: torch.Tensor
     grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-    def facts(self, queries: int, keys: int) -> Facts:
-        """What a kernel is compiled for that takes so many at a time."""
-        tensors = self.grad_out, self.out, self.logsumexp, self.sums, *self.grads
+    def meta(self, queries: int, keys: int) -> dict[str, Any]:
+        """Return the fields of `AttentionMeta` for tiles of `queries` and `keys`."""
+        tensors = self.grad_out, self.out, self.logsumexp, self.row_stats, *self.grads
         block_d, block_v = self.sizes
-        return replace(self.problem.facts(table.Tile(queries, keys), *tensors), block_d=block_d, block_v=block_v)
+        fields = vars(self.problem.meta(table.Tile(queries, keys), *tensors))
+        return fields | {"block_d": block_d, "block_v": block_v}
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -87,85 +99,87 @@ def attention_backward(
     logsumexp: torch.Tensor,
     grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
-    """As `backward.attention_backward`, of a problem that these kernels take."""
+    """Do what `backward.attention_backward` does, for a problem that these kernels serve."""
     batch, heads, queries, _ = problem.query.shape
-    # Rows of 16 bytes, as descriptors take them.
+    # Rows of a multiple of 16 bytes, which TMA needs.
     kinds = 2 if problem.bias is None else 3
-    sums = empty((batch, heads, kinds, -(-queries // 4) * 4), torch.float32, problem.query.device)
+    row_stats = empty((batch, heads, kinds, -(-queries // 4) * 4), torch.float32, problem.query.device)
     sizes = block_sizes(problem)
     tiles = table.warp_specialized_backward(*sizes, problem.bias is not None)
-    sizes = (max(sizes), max(sizes)) if tiles.key.apart else sizes
-    work = _Pass(problem, sizes, grad_out, out, logsumexp, sums, grads)
-    _gradient_of_queries(work, tiles.query)
-    _gradients_of_keys(work, tiles.key)
+    sizes = (max(sizes), max(sizes)) if tiles.key.separate else sizes
+    work = _Pass(problem, sizes, grad_out, out, logsumexp, row_stats, grads)
+    _launch_dq(work, tiles.query)
+    _launch_dkdv(work, tiles.key)
 
 
-def _gradient_of_queries(work: _Pass, tile: table.Ring) -> None:
-    """The first launch, which leaves sums of rows for the second."""
-    problem, (block_d, block_v), out, logsumexp, sums = work.problem, work.sizes, work.out, work.logsumexp, work.sums
+def _launch_dq(work: _Pass, tile: table.Ring) -> None:
+    problem, (block_d, block_v) = work.problem, work.sizes
+    out, logsumexp, row_stats = work.out, work.logsumexp, work.row_stats
     bias, (batch, heads, queries, _) = problem.bias, problem.query.shape
     BLOCK_M = GROUPS.value * ROWS.value
     blocks = -(-queries // BLOCK_M)
-    attend_to_queries_warp_specialized[(blocks * batch * heads,)](
+    attend_backward_dq_warp_specialized[(blocks * batch * heads,)](
         descriptor(problem.query, ROWS.value, block_d),
         descriptor(problem.key, tile.block, block_d),
         descriptor(problem.value, tile.block, block_v),
         descriptor(work.grad_out, ROWS.value, block_v),
         None if bias is None else bias_descriptor(bias, ROWS.value, tile.block),
         descriptor(work.grads[0], ROWS.value, block_d),
-        *(out, logsumexp, sums),
+        *(out, logsumexp, row_stats),
         out_strides=out.stride(),
-        logarithm_strides=problem.logarithm_strides(logsumexp),
-        sum_strides=sums.stride(),
+        logsumexp_strides=problem.logsumexp_strides(logsumexp),
+        row_stats_strides=row_stats.stride(),
         heads=heads,
         batch_heads=batch * heads,
         group=problem.group,
         blocks=blocks,
-        FACTS=work.facts(BLOCK_M, tile.block),
-        STAGES=tile.num_stages,
-        V_STAGES=tile.value_stages or tile.num_stages,
+        META=DqMeta(
+            **work.meta(BLOCK_M, tile.block),
+            stages=tile.num_stages,
+            value_stages=tile.value_stages or tile.num_stages,
+        ),
         **work.numbers,
     )
 
 
-def _gradients_of_keys(work: _Pass, tile: table.Ring) -> None:
-    """The second launch, and where heads of queries are split those that add up what each of them has left."""
+def _launch_dkdv(work: _Pass, tile: table.Ring) -> None:
     problem, (block_d, block_v), grads = work.problem, work.sizes, work.grads[1:]
     query, key, value, bias, ratio = problem.query, problem.key, problem.value, problem.bias, problem.ratio
-    # Those of keys, or where they are split, of queries.
     batch, heads = query.shape[0], key.shape[1]
-    BLOCK_N = ROWS.value if tile.apart else GROUPS.value * ROWS.value
+    BLOCK_N = ROWS.value if tile.separate else GROUPS.value * ROWS.value
     blocks = -(-problem.keys // BLOCK_N)
-    split = not tile.apart and _splits_heads(problem, blocks * batch * heads)
+    split = not tile.separate and _splits_heads(problem, blocks * batch * heads)
     results: Any = [descriptor(grad, ROWS.value, block) for grad, block in zip(grads, work.sizes, strict=True)]
     if split:
         heads = query.shape[1]
         shapes = [(batch, heads, problem.keys, each.shape[3]) for each in (query, value)]
         results = [empty(shape, torch.float32, query.device) for shape in shapes]
-    attend_to_keys_warp_specialized[(blocks * batch * heads,)](
+    attend_backward_dkdv_warp_specialized[(blocks * batch * heads,)](
         descriptor(query, tile.block, block_d),
         descriptor(key, ROWS.value, block_d),
         descriptor(value, ROWS.value, block_v),
         descriptor(work.grad_out, tile.block, block_v),
-        _of_sums(work.sums, problem.queries, tile.block),
+        _row_stats_descriptor(work.row_stats, problem.queries, tile.block),
         None if bias is None else bias_descriptor(bias, tile.block, ROWS.value),
         *results,
         heads=heads,
         batch_heads=batch * heads,
         group=_group_of_keys(problem) * (ratio if split else 1),
         blocks=blocks,
-        FACTS=work.facts(tile.block, BLOCK_N),
-        APART=tile.apart,
-        SPLIT=split,
-        STAGES=tile.num_stages,
+        META=DkdvMeta(
+            **work.meta(tile.block, BLOCK_N),
+            separate=tile.separate,
+            split=split,
+            stages=tile.num_stages,
+        ),
         **work.numbers,
     )
-    for grad, parts in zip(grads, results if split else (), strict=False):
-        size = parts.shape[3]
+    for grad, partial in zip(grads, results if split else (), strict=False):
+        size = partial.shape[3]
         columns = power_of_2(size)
         rows = _ADDED // columns
         add_heads[(-(-problem.keys // rows), batch * key.shape[1])](
-            *(grad, parts, grad.stride(), key.shape[1], problem.keys),
+            *(grad, partial, grad.stride(), key.shape[1], problem.keys),
             SIZE=size,
             RATIO=ratio,
             BLOCK_N=rows,

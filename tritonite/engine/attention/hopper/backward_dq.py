@@ -1,4 +1,7 @@
-"""The gradient of queries: a program has their rows, and takes blocks of keys and values from a ring."""
+"""The warp-specialised backward_dq kernel: programs have blocks of queries, and rings of keys and values."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -11,198 +14,255 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tritonite.engine.attention.hopper.descriptors import LOG2E, ROWS, biased, copy_bias, thread_sums, wait_for_block
-from tritonite.engine.attention.hopper.tiles import GROUPS, again, in_halves, matrix, products
-from tritonite.engine.attention.place import place
-from tritonite.engine.attention.scores import excess_of, exponentials, score_factor
+from tritonite.engine.attention.hopper.descriptors import (
+    LOG2E,
+    ROWS,
+    copy_bias,
+    scale_and_add_bias,
+    thread_sums,
+    wait_for_block,
+)
+from tritonite.engine.attention.hopper.tiles import GROUPS, as_operand, matrix, opaque_index, start_product
+from tritonite.engine.attention.problem import AttentionMeta
+from tritonite.engine.attention.prologue import TileSizes, program_tile
+from tritonite.engine.attention.scores import exponentials, logsumexp_excess, score_factor
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
 
-@gluon.jit
-def keys_of_tile(sizes, BLOCK_M: gl.constexpr, FACTS: gl.constexpr):
-    """(first query, batch, head, blocks of keys, how many of them some query does not see in whole) of a program.
+@dataclass(frozen=True)
+class DqMeta(AttentionMeta):
+    """Compile-time facts of the warp-specialised backward_dq kernel: blocks of keys and of values in shared memory."""
 
-    Blocks of keys are taken from the last to the first, and there is always one.
+    stages: int
+    value_stages: int
+
+
+class Operands(NamedTuple):
+    """TMA descriptors that the producer loads from; `bias` may be None."""
+
+    query: Any
+    key: Any
+    value: Any
+    grad_out: Any
+    bias: Any
+
+
+class Buffers(NamedTuple):
+    """Shared memory: queries and gradients of out by consumer group, rings of keys, values and bias by stage."""
+
+    q: Any
+    grad: Any
+    k: Any
+    v: Any
+    bias: Any
+
+
+class Barriers(NamedTuple):
+    """Barriers of the buffers: `ready` when a block has arrived, `free` when consumers have used it."""
+
+    q_ready: Any
+    grad_ready: Any
+    k_ready: Any
+    k_free: Any
+    v_ready: Any
+    v_free: Any
+
+
+class Results(NamedTuple):
+    """Descriptor of grad_query; pointers and strides of out, logsumexp (read) and row_stats (written)."""
+
+    grad_query: Any
+    out: Any
+    out_strides: Any
+    logsumexp: Any
+    logsumexp_strides: Any
+    row_stats: Any
+    row_stats_strides: Any
+
+
+@gluon.jit
+def query_tile(sizes, BLOCK_M: gl.constexpr, META: gl.constexpr):
+    """Return (first query, batch, head, blocks of keys, how many of the first ones need a mask) of a program.
+
+    Blocks of keys are taken from the last to the first, and there is at least one.
     """
-    heads, batch_heads, group, blocks, _, keys, diagonal = sizes
-    BLOCK_N: gl.constexpr = FACTS.block_n
-    block, batch, head = place(gl.program_id(0), blocks, heads, batch_heads, group)
-    end, whole = keys, keys // BLOCK_N
-    if FACTS.causal:
-        first = block * BLOCK_M + diagonal + 1
-        end = gl.minimum(keys, gl.maximum(first + BLOCK_M - 1, 1))
+    BLOCK_N: gl.constexpr = META.block_n
+    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
+    end, whole = sizes.keys, sizes.keys // BLOCK_N
+    if META.causal:
+        first = block * BLOCK_M + sizes.diagonal + 1
+        end = gl.minimum(sizes.keys, gl.maximum(first + BLOCK_M - 1, 1))
         whole = gl.minimum(whole, gl.maximum(first, 0) // BLOCK_N)
     count = gl.cdiv(end, BLOCK_N)
     return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count - 1)
 
 
 @gluon.jit
-def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
-    """What one warp does for the gradient of queries: copy these once, and keys and values through a ring."""
-    query, key, value, grad_out, bias = operands
-    qs, gs, ks, vs, biases = buffers
-    q_ready, g_ready, k_ready, k_free, v_ready, v_free = barriers
-    STAGES: gl.constexpr = ks.shape[0]
-    V_STAGES: gl.constexpr = vs.shape[0]
-    BLOCK_N: gl.constexpr = FACTS.block_n
+def _produce(operands, buffers, barriers, sizes, META: gl.constexpr):
+    """Run the producer warp: load queries and the gradient of out once, and keys, values and bias through rings."""
+    STAGES: gl.constexpr = buffers.k.shape[0]
+    V_STAGES: gl.constexpr = buffers.v.shape[0]
+    BLOCK_N: gl.constexpr = META.block_n
+    biases = buffers.bias
     BIAS_BYTES: gl.constexpr = 0 if biases is None else biases.shape[0] // STAGES * biases.shape[3] * BLOCK_N * 2
-    first, batch, head, count, _cut = keys_of_tile(sizes, GROUPS * ROWS, FACTS)
-    shared = head // FACTS.ratio
+    first, batch, head, count, _masked = query_tile(sizes, GROUPS * ROWS, META)
+    kv_head = head // META.ratio
     for step in range(count):
         stage, phase = step % STAGES, 1 - step // STAGES % 2
         row = (count - 1 - step) * BLOCK_N
         if step == 0:
             for i in gl.static_range(GROUPS):
-                mbarrier.expect(q_ready.index(i), ROWS * FACTS.block_d * 2)
-                load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
-        mbarrier.wait(k_free.index(stage), phase)
-        mbarrier.expect(k_ready.index(stage), BLOCK_N * FACTS.block_d * 2 + BIAS_BYTES)
-        load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
-        if bias is not None:
-            copy_bias(bias, biases, (batch, head, first, row), k_ready.index(stage), stage, STAGES, False)
+                mbarrier.expect(barriers.q_ready.index(i), ROWS * META.block_d * 2)
+                load(operands.query, [batch, head, first + i * ROWS, 0], barriers.q_ready.index(i), buffers.q.index(i))
+        mbarrier.wait(barriers.k_free.index(stage), phase)
+        mbarrier.expect(barriers.k_ready.index(stage), BLOCK_N * META.block_d * 2 + BIAS_BYTES)
+        load(operands.key, [batch, kv_head, row, 0], barriers.k_ready.index(stage), buffers.k.index(stage))
+        if operands.bias is not None:
+            corner = batch, head, first, row
+            copy_bias(operands.bias, biases, corner, barriers.k_ready.index(stage), stage, STAGES, False)
         if step == 0:
             for i in gl.static_range(GROUPS):
-                mbarrier.expect(g_ready.index(i), ROWS * FACTS.block_v * 2)
-                load(grad_out, [batch, head, first + i * ROWS, 0], g_ready.index(i), gs.index(i))
+                mbarrier.expect(barriers.grad_ready.index(i), ROWS * META.block_v * 2)
+                load(
+                    *(operands.grad_out, [batch, head, first + i * ROWS, 0]),
+                    *(barriers.grad_ready.index(i), buffers.grad.index(i)),
+                )
         stage, phase = step % V_STAGES, 1 - step // V_STAGES % 2
-        mbarrier.wait(v_free.index(stage), phase)
-        mbarrier.expect(v_ready.index(stage), BLOCK_N * FACTS.block_v * 2)
-        load(value, [batch, shared, row, 0], v_ready.index(stage), vs.index(stage))
+        mbarrier.wait(barriers.v_free.index(stage), phase)
+        mbarrier.expect(barriers.v_ready.index(stage), BLOCK_N * META.block_v * 2)
+        load(operands.value, [batch, kv_head, row, 0], barriers.v_ready.index(stage), buffers.v.index(stage))
 
 
 @gluon.jit
-def _logarithms(pointers, exists):
-    """The logarithms of the sums of rows; infinite where there is no row or it sees nothing."""
+def _load_logsumexp(pointers, exists):
+    """Load logsumexp where a row exists; inf elsewhere and for rows that see no key."""
     found = gl.load(pointers, mask=exists, other=float("inf"))
     return gl.where(found == float("-inf"), float("inf"), found)
 
 
 @gluon.jit
-def _row_products(grad, out, stride, first, queries, FACTS: gl.constexpr):
-    """The sums over elements of rows of the result and its gradient."""
-    BLOCK_V: gl.constexpr = FACTS.block_v
+def _row_delta(grad, out, stride, first, queries, META: gl.constexpr):
+    """Return delta, each row's sum of out * grad_out, for rows from `first`."""
+    BLOCK_V: gl.constexpr = META.block_v
     THREADS: gl.constexpr = BLOCK_V // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
     rows = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, layout))
-    pointers = out + (rows.to(FACTS.index) * stride)[:, None] + columns[None, :]
-    exists = (rows < queries)[:, None] & (columns < FACTS.value_size)[None, :]
+    pointers = out + (rows.to(META.index) * stride)[:, None] + columns[None, :]
+    exists = (rows < queries)[:, None] & (columns < META.value_size)[None, :]
     result = gl.load(pointers, mask=exists, other=0.0)
     return gl.sum(grad.load(layout).to(gl.float32) * result.to(gl.float32), 1)
 
 
 @gluon.jit
-def _take_keys(totals, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
-    """Add a block of keys to the totals: the gradient of queries and, beside a bias, sums of probabilities by thread.
+def _add_key_block(state, own, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
+    """Return (dq,) after a block of keys, or with a bias (dq, row sums of probabilities by thread).
 
-    `numbers` are those of the block, of its first key, and how many blocks are left
-    after it. Its keys have come, and those of the next block are waited for.
+    `own` is (consumer group, logsumexp, delta), `numbers` (step, first key, blocks that follow). The block's keys have
+    arrived, and the next block's are waited for.
     """
-    which, logarithms, delta = rows
-    qs, gs, ks, vs, biases = buffers
-    _, _, k_ready, k_free, v_ready, v_free = barriers
+    which, logsumexp, delta = own
     step, first, left = numbers
-    STAGES: gl.constexpr = ks.shape[0]
-    V_STAGES: gl.constexpr = vs.shape[0]
-    BLOCK_N: gl.constexpr = ks.shape[3]
-    of_scores: gl.constexpr = logarithms.type.layout.parent
+    STAGES: gl.constexpr = buffers.k.shape[0]
+    V_STAGES: gl.constexpr = buffers.v.shape[0]
+    BLOCK_N: gl.constexpr = buffers.k.shape[3]
+    score_layout: gl.constexpr = logsumexp.type.layout.parent
     stage, v_stage = step % STAGES, step % V_STAGES
-    k, v = matrix(ks, stage), matrix(vs, again(v_stage, step))
-    q, grad = matrix(qs, again(which, step)), matrix(gs, again(which, step))
-    scores = products(q, k, of_scores)
-    wait_for_block(vs, v_ready, step, True)
-    grads = products(grad, v, of_scores)
+    k, v = matrix(buffers.k, stage), matrix(buffers.v, opaque_index(v_stage, step))
+    q, grad = matrix(buffers.q, opaque_index(which, step)), matrix(buffers.grad, opaque_index(which, step))
+    scores = start_product(q, k, score_layout)
+    wait_for_block(buffers.v, barriers.v_ready, step, True)
+    dp = start_product(grad, v, score_layout)
     scores = warpgroup_mma_wait(1, deps=(scores,))
-    scores = biased(scores, biases, step, which, factor, STAGES, False)
-    if biases is None:
+    scores = scale_and_add_bias(scores, buffers.bias, step, which, factor, STAGES, False)
+    if buffers.bias is None:
         scores = scores * factor
-    probabilities = exponentials(scores, logarithms[:, None], False, biases is not None)
-    # Here, because the assembler does not move what comes after it before the exponentials.
-    wait_for_block(ks, k_ready, step + 1, left > 0)
-    grads = warpgroup_mma_wait(0, deps=(grads,))
-    mbarrier.arrive(v_free.index(v_stage))
+    p = exponentials(scores, logsumexp[:, None], False, buffers.bias is not None)
+    # The wait is here because ptxas does not move what follows it before the exponentials.
+    wait_for_block(buffers.k, barriers.k_ready, step + 1, left > 0)
+    dp = warpgroup_mma_wait(0, deps=(dp,))
+    mbarrier.arrive(barriers.v_free.index(v_stage))
     if MASKED:
-        columns = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, of_scores))
-        exists = columns[None, :] < ends[:, None]
-    if biases is not None:
+        columns = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))
+        visible = columns[None, :] < ends[:, None]
+    if buffers.bias is not None:
         if MASKED:
-            probabilities = gl.where(exists, probabilities, 0.0)
-        sums = totals[1] + thread_sums(probabilities)
-    grad_scores = probabilities * (grads - delta[:, None])
+            p = gl.where(visible, p, 0.0)
+        sums = state[1] + thread_sums(p)
+    ds = p * (dp - delta[:, None])
     if MASKED:
-        grad_scores = gl.where(exists, grad_scores, 0.0)
-    halves = in_halves(grad_scores, ks.dtype, totals[0])
-    total = warpgroup_mma(halves, k, totals[0], is_async=True)
-    total, halves = warpgroup_mma_wait(0, deps=(total, halves))
-    mbarrier.arrive(k_free.index(stage))
+        ds = gl.where(visible, ds, 0.0)
+    operand = as_operand(ds, buffers.k.dtype, state[0])
+    dq = warpgroup_mma(operand, k, state[0], is_async=True)
+    dq, operand = warpgroup_mma_wait(0, deps=(dq, operand))
+    mbarrier.arrive(barriers.k_free.index(stage))
     # Triton 3.6 takes no None in a result.
-    if biases is None:
-        return (total,)
+    if buffers.bias is None:
+        return (dq,)
     else:
-        return total, sums
+        return dq, sums
 
 
 @gluon.jit
-def _for_queries(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr):
-    """What a group of four warps does: the gradient of the queries of number WHICH of a program."""
-    grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides = results
-    qs, gs, ks, _, biases = buffers
-    q_ready, g_ready, k_ready, _, _, _ = barriers
-    _, _, _, _, queries, keys, diagonal = sizes
-    BLOCK_N: gl.constexpr = FACTS.block_n
-    BLOCK_D: gl.constexpr = FACTS.block_d
-    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    row, batch, head, count, cut = keys_of_tile(sizes, GROUPS * ROWS, FACTS)
+def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH: gl.constexpr):
+    """Run consumer group WHICH: compute dq of its 64 queries, and store their row_stats."""
+    BLOCK_N: gl.constexpr = META.block_n
+    BLOCK_D: gl.constexpr = META.block_d
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    row, batch, head, count, masked = query_tile(sizes, GROUPS * ROWS, META)
     row += WHICH * ROWS
-    rows = row + gl.arange(0, ROWS, of_rows)
-    exists = rows < queries
-    factor = score_factor(number, FACTS.nats)
-    ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
-    if FACTS.causal:
-        ends = gl.minimum(ends, rows + (diagonal + 1))
-    far = batch.to(gl.int64)
-    place_of_head = far * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
-    logarithms = _logarithms(logsumexp + place_of_head + rows.to(FACTS.index) * logarithm_strides[2], exists)
-    out += far * out_strides[0] + head.to(gl.int64) * out_strides[1]
-    q, grad = matrix(qs, WHICH), matrix(gs, WHICH)
-    mbarrier.wait(g_ready.index(WHICH), 0)
-    delta = gl.convert_layout(_row_products(grad, out, out_strides[2], row, queries, FACTS), of_rows)
-    sums += far * sum_strides[0] + head.to(gl.int64) * sum_strides[1]
-    if not FACTS.nats:
-        logarithms = logarithms * LOG2E
-    gl.store(sums + rows, logarithms, mask=exists)
-    gl.store(sums + sum_strides[2] + rows, delta, mask=exists)
-    total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
-    mbarrier.wait(q_ready.index(WHICH), 0)
-    wait_for_block(ks, k_ready, 0, True)
-    own = (WHICH, logarithms, delta)
-    totals = (total,)
-    if biases is not None:
-        totals = total, thread_sums(gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores))
-    for i in range(0, cut):
+    rows = row + gl.arange(0, ROWS, row_layout)
+    exists = rows < sizes.queries
+    factor = score_factor(scale, META.nats)
+    ends = gl.full((ROWS,), 0, gl.int32, row_layout) + sizes.keys
+    if META.causal:
+        ends = gl.minimum(ends, rows + (sizes.diagonal + 1))
+    batch64 = batch.to(gl.int64)
+    offset = batch64 * results.logsumexp_strides[0] + head.to(gl.int64) * results.logsumexp_strides[1]
+    pointers = results.logsumexp + offset + rows.to(META.index) * results.logsumexp_strides[2]
+    logsumexp = _load_logsumexp(pointers, exists)
+    out = results.out + (batch64 * results.out_strides[0] + head.to(gl.int64) * results.out_strides[1])
+    q, grad = matrix(buffers.q, WHICH), matrix(buffers.grad, WHICH)
+    mbarrier.wait(barriers.grad_ready.index(WHICH), 0)
+    delta = gl.convert_layout(_row_delta(grad, out, results.out_strides[2], row, sizes.queries, META), row_layout)
+    strides = results.row_stats_strides
+    row_stats = results.row_stats + (batch64 * strides[0] + head.to(gl.int64) * strides[1])
+    if not META.nats:
+        logsumexp = logsumexp * LOG2E
+    gl.store(row_stats + rows, logsumexp, mask=exists)
+    gl.store(row_stats + strides[2] + rows, delta, mask=exists)
+    dq = gl.zeros((ROWS, BLOCK_D), gl.float32, dq_layout)
+    mbarrier.wait(barriers.q_ready.index(WHICH), 0)
+    wait_for_block(buffers.k, barriers.k_ready, 0, True)
+    own = (WHICH, logsumexp, delta)
+    state = (dq,)
+    if buffers.bias is not None:
+        state = dq, thread_sums(gl.zeros((ROWS, BLOCK_N), gl.float32, score_layout))
+    for i in range(0, masked):
         numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-        totals = _take_keys(totals, own, buffers, barriers, factor, ends, numbers, True)
-    for i in range(cut, count):
+        state = _add_key_block(state, own, buffers, barriers, factor, ends, numbers, True)
+    for i in range(masked, count):
         numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-        totals = _take_keys(totals, own, buffers, barriers, factor, ends, numbers, False)
-    total = totals[0]
-    if biases is not None:
-        excess = excess_of(gl.convert_layout(gl.sum(totals[1], 1), of_rows), logarithms, False)
-        gl.store(sums + 2 * sum_strides[2] + rows, excess, mask=exists)
-        total = total * gl.convert_layout(gl.exp2(-excess), gl.SliceLayout(1, of_result))[:, None]
-    q.store((total * number.to(gl.float32)).to(qs.dtype))
+        state = _add_key_block(state, own, buffers, barriers, factor, ends, numbers, False)
+    dq = state[0]
+    if buffers.bias is not None:
+        excess = logsumexp_excess(gl.convert_layout(gl.sum(state[1], 1), row_layout), logsumexp, False)
+        gl.store(row_stats + 2 * strides[2] + rows, excess, mask=exists)
+        dq = dq * gl.convert_layout(gl.exp2(-excess), gl.SliceLayout(1, dq_layout))[:, None]
+    # The result leaves through the shared memory of the queries.
+    q.store((dq * scale.to(gl.float32)).to(buffers.q.dtype))
     fence_async_shared()
-    store(grad_query, [batch, head, row, 0], qs.index(WHICH))
+    store(results.grad_query, [batch, head, row, 0], buffers.q.index(WHICH))
     tma.store_wait(pendings=0)
 
 
 @libentry()
 @gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
-def attend_to_queries_warp_specialized(
+def attend_backward_dq_warp_specialized(
     query,
     key,
     value,
@@ -211,10 +271,10 @@ def attend_to_queries_warp_specialized(
     grad_query,
     out,
     logsumexp,
-    sums,
+    row_stats,
     out_strides,
-    logarithm_strides,
-    sum_strides,
+    logsumexp_strides,
+    row_stats_strides,
     heads,
     batch_heads,
     group,
@@ -223,18 +283,17 @@ def attend_to_queries_warp_specialized(
     keys,
     diagonal,
     scale: tl.float64,
-    FACTS: gl.constexpr,
-    STAGES: gl.constexpr,
-    V_STAGES: gl.constexpr,
+    META: gl.constexpr,
 ):
-    """As `backward.attend_to_queries`, of operands that tensor descriptors tell of, without packed sequences.
+    """Compute dq as `backward.attend_backward_dq` does, without packed sequences, dropout or a gradient of the bias.
 
-    `sums`, of the batch, heads, two and queries, gets what the launch for keys reads of rows: the logarithms, of 2, and
-    the sums over a value's elements of the result and its gradient. Beside a bias the logarithms are in nats, and their
-    excess is the third of three.
+    Operands and grad_query are descriptors. `row_stats`, (batch, heads, 2, queries), gets each row's logsumexp in base
+    2 and delta for backward_dkdv. With a bias it is (batch, heads, 3, queries): logsumexp in nats, delta, and excess.
     """
+    STAGES: gl.constexpr = META.stages
+    V_STAGES: gl.constexpr = META.value_stages
     qs = gl.allocate_shared_memory(query.dtype, [GROUPS] + query.block_shape, query.layout)
-    gs = gl.allocate_shared_memory(grad_out.dtype, [GROUPS] + grad_out.block_shape, grad_out.layout)
+    grads = gl.allocate_shared_memory(grad_out.dtype, [GROUPS] + grad_out.block_shape, grad_out.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [V_STAGES] + value.block_shape, value.layout)
     biases: gl.constexpr = None
@@ -242,30 +301,30 @@ def attend_to_queries_warp_specialized(
         COPIES: gl.constexpr = GROUPS if bias.block_shape[2] == ROWS else 1
         biases = gl.allocate_shared_memory(bias.dtype, [STAGES * COPIES] + bias.block_shape, bias.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    g_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    grad_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(GROUPS):
         mbarrier.init(q_ready.index(i), count=1)
-        mbarrier.init(g_ready.index(i), count=1)
+        mbarrier.init(grad_ready.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=GROUPS)
     for i in gl.static_range(V_STAGES):
         mbarrier.init(v_ready.index(i), count=1)
         mbarrier.init(v_free.index(i), count=GROUPS)
-    operands, buffers = (query, key, value, grad_out, bias), (qs, gs, ks, vs, biases)
-    barriers = q_ready, g_ready, k_ready, k_free, v_ready, v_free
-    results = grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides
-    sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
+    operands, buffers = Operands(query, key, value, grad_out, bias), Buffers(qs, grads, ks, vs, biases)
+    barriers = Barriers(q_ready, grad_ready, k_ready, k_free, v_ready, v_free)
+    results = Results(grad_query, out, out_strides, logsumexp, logsumexp_strides, row_stats, row_stats_strides)
+    sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
     wait_for_previous_launch()
     gl.warp_specialize(
         [
-            (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0)),
-            (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1)),
-            (_copy_keys, (operands, buffers, barriers, sizes, FACTS)),
+            (_consume, (results, buffers, barriers, sizes, scale, META, 0)),
+            (_consume, (results, buffers, barriers, sizes, scale, META, 1)),
+            (_produce, (operands, buffers, barriers, sizes, META)),
         ],
         [4, 1],
         [240, 24],

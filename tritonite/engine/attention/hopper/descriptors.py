@@ -1,4 +1,4 @@
-"""What the warp-specialised kernels of attention share: what they take, its tensor descriptors, and their waiting."""
+"""Shared parts of the warp-specialised kernels: which calls they serve, tensor descriptors, biases, waiting."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from tritonite.engine.gemm.kernels.hopper import in_shared_memory, load
 from tritonite.engine.iteration import power_of_2
 
 LOG2E = gl.constexpr(1.4426950408889634)
-# The rows of a group of four warps, whose tensor cores take as many.
+# Rows of a warp group, which one wgmma multiplies.
 ROWS = gl.constexpr(64)
 
 
 @gluon.jit
 def wait_for_block(buffers, ready, step, wanted):
-    """Until the block of a ring that is taken as number `step` has come, where it is `wanted`."""
+    """Wait for the block that a ring holds at `step`, if it is `wanted`."""
     STAGES: gl.constexpr = buffers.shape[0]
     mbarrier.wait(ready.index(step % STAGES), step // STAGES % 2, pred=wanted)
 
 
 @gluon.jit
-def copy_bias(bias, biases, place, ready, stage, STAGES: gl.constexpr, OF_KEYS: gl.constexpr):
-    """Copy what is added to scores at `place`: a block for each group's rows, which are keys or else queries."""
-    batch, head, row, column = place
+def copy_bias(bias, biases, corner, ready, stage, STAGES: gl.constexpr, OF_KEYS: gl.constexpr):
+    """Start to copy a bias at `corner` (batch, head, query, key): a block for each consumer group.
+
+    With OF_KEYS the groups have successive keys, otherwise successive queries.
+    """
+    batch, head, row, column = corner
     COPIES: gl.constexpr = biases.shape[0] // STAGES
-    # Of what is broadcast there is one.
+    # Broadcast dimensions have size 1 in the descriptor.
     batch, head = gl.minimum(batch, bias.shape[0] - 1), gl.minimum(head, bias.shape[1] - 1)
     row = gl.minimum(row, bias.shape[2] - 1)
     for i in gl.static_range(COPIES):
@@ -43,8 +46,11 @@ def copy_bias(bias, biases, place, ready, stage, STAGES: gl.constexpr, OF_KEYS: 
 
 
 @gluon.jit
-def biased(scores, biases, step, which, factor, STAGES: gl.constexpr, OF_KEYS: gl.constexpr):
-    """Scores in nats of group `which` beside a bias, of products times `factor`; without a bias the products."""
+def scale_and_add_bias(scores, biases, step, which, factor, STAGES: gl.constexpr, OF_KEYS: gl.constexpr):
+    """Return the scores in nats of consumer group `which`: products times `factor` plus the bias.
+
+    Without a bias, return the products as they are.
+    """
     result = scores
     if biases is not None:
         COPIES: gl.constexpr = biases.shape[0] // STAGES
@@ -57,68 +63,68 @@ def biased(scores, biases, step, which, factor, STAGES: gl.constexpr, OF_KEYS: g
 
 @gluon.jit
 def by_thread(x):
-    """(rows, columns) in five dimensions, of which the fourth is that of the four threads that have a row.
+    """Reshape (rows, columns) to five dimensions, the fourth of which is the four threads that share a row.
 
-    A thread has two of every eight columns. To fold the others one after the other makes a tree, which waits for its
-    operations less often than a row of them does.
+    A thread has two of every eight columns. Reducing the other dimensions one after another makes a tree, whose
+    operations wait for each other less often than those of a chain.
     """
     return x.reshape((x.shape[0], x.shape[1] // 32, 4, 4, 2))
 
 
 @gluon.jit
 def thread_sums(x):
-    """The sums of rows by thread, in four columns."""
+    """Return each of the four threads' sum of its columns of a row, (rows, 4)."""
     return gl.sum(gl.sum(gl.sum(by_thread(x), 4), 2), 1)
 
 
-def _takes(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> bool:
-    """Whether a descriptor can tell of a tensor: elements next to each other, all else 16 bytes apart."""
+def _fits_tma(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> bool:
+    """Return whether TMA can address a tensor: contiguous elements, 16-byte alignment of pointer and other strides."""
     every = 16 // tensor.dtype.itemsize
-    apart = [tensor.stride(d) for d in range(3) if (shape or tensor.shape)[d] > 1]
-    aligned = tensor.data_ptr() % 16 == 0 and all(stride > 0 and stride % every == 0 for stride in apart)
+    strides = [tensor.stride(d) for d in range(3) if (shape or tensor.shape)[d] > 1]
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride > 0 and stride % every == 0 for stride in strides)
     return tensor.numel() > 0 and (tensor.stride(3) == 1 or tensor.shape[3] == 1) and aligned
 
 
 def _bias_shape(bias: torch.Tensor) -> list[int]:
-    """That of a bias without the dimensions that it is broadcast over: a descriptor has no strides of 0."""
+    """Return a bias's shape with size 1 for broadcast dimensions, since TMA has no stride 0."""
     return [1 if bias.stride(d) == 0 else bias.shape[d] for d in range(3)] + [bias.shape[3]]
 
 
-def _takes_bias(problem: Problem) -> bool:
+def _fits_bias(problem: Problem) -> bool:
     bias = problem.bias
-    return bias is None or (bias.dtype is problem.query.dtype and _takes(bias, _bias_shape(bias)))
+    return bias is None or (bias.dtype is problem.query.dtype and _fits_tma(bias, _bias_shape(bias)))
 
 
-def take(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the kernels take a problem whose operands and results are these, on a device that has what they need."""
+def serves_operands(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether the warp-specialised kernels serve a problem whose operands and results are `tensors`."""
     query = problem.query
     return (
         devices.has_wgmma(query.device)
         and problem.packed is None
         and problem.dropout is None
         and query.dtype in (torch.float16, torch.bfloat16)
-        and _takes_bias(problem)
-        and all(map(_takes, tensors))
+        and _fits_bias(problem)
+        and all(map(_fits_tma, tensors))
         and max(block_sizes(problem)) in table.WARP_SPECIALIZED
     )
 
 
 def _blocks(tensor: torch.Tensor, shape: Sequence[int], rows: int, columns: int) -> AnyLayout:
-    """Blocks of (1, 1, rows, columns)."""
+    """Return a descriptor of blocks of (1, 1, rows, columns), without a layout in shared memory."""
     every = 16 // tensor.dtype.itemsize
-    # Where there is one of them, how far apart they are may be anything.
+    # The stride of a dimension of size 1 may be anything, and TMA wants a multiple of 16 bytes.
     whole = -(-shape[3] // every) * every
     strides = [tensor.stride(d) if shape[d] > 1 else whole for d in range(3)]
     return AnyLayout(tensor, list(shape), [*strides, 1], [1, 1, rows, columns])
 
 
 def descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Of blocks of (1, 1, rows, columns), swizzled as tensor cores take them."""
+    """Return a descriptor of blocks of (1, 1, rows, columns), swizzled for wgmma."""
     return in_shared_memory(_blocks(tensor, tensor.shape, rows, columns))
 
 
 def bias_descriptor(bias: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Of blocks of a bias of so many rows, or of one row where it is the same for all queries."""
+    """Return a descriptor of blocks of a bias, of one row where the bias is the same for all queries."""
     shape = _bias_shape(bias)
     if shape[2] > 1:
         return in_shared_memory(_blocks(bias, shape, rows, columns))
@@ -128,6 +134,6 @@ def bias_descriptor(bias: torch.Tensor, rows: int, columns: int) -> TensorDescri
 
 
 def block_sizes(problem: Problem) -> tuple[int, int]:
-    """The powers of two that hold the elements of a head, and of a value's."""
+    """Return block_d and block_v: powers of two that hold a head and a value, at least the smallest tile's."""
     least = min(table.WARP_SPECIALIZED)
     return max(least, power_of_2(problem.query.shape[3])), max(least, power_of_2(problem.value.shape[3]))

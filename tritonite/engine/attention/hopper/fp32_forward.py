@@ -1,0 +1,214 @@
+"""Attention's float32 forward kernel on Hopper: the algorithm of `forward`, with bf16x6 products.
+
+A program has four warps and 64 queries, whose bfloat16 terms stay in shared memory. While a block of keys and values is
+multiplied, the next block is loaded into registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from tritonite.engine.attention import table as table
+from tritonite.engine.attention.hopper.descriptors import ROWS
+from tritonite.engine.attention.hopper.fp32_tiles import (
+    kernel_meta,
+    load_bias_tile,
+    load_keys,
+    load_rows,
+    query_tile_of_sequence,
+    serves_operands,
+    store_rows,
+    to_scores,
+)
+from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.engine.attention.prologue import (
+    Extent,
+    ForwardStrides,
+    HeadStrides,
+    TileSizes,
+    head_logsumexp,
+    head_rows,
+    head_scores,
+    program_tile,
+    sequence_extent,
+)
+from tritonite.engine.attention.scores import visible_scores
+from tritonite.engine.gemm.kernels.hopper_fp32 import (
+    in_registers,
+    shared_parts,
+    start_main_product,
+    start_small_products,
+    store_parts,
+    transposed,
+    wait,
+)
+from tritonite.language.order import wait_for_previous_launch
+from tritonite.runtime.libentry import libentry
+
+
+class ForwardInputs(NamedTuple):
+    """Pointers to a head's keys, values and bias, and the program's query indices."""
+
+    key: Any
+    value: Any
+    bias: Any
+    rows: Any
+
+
+class ForwardBuffers(NamedTuple):
+    """bfloat16 terms in shared memory: the program's queries, a block of keys, a block of values."""
+
+    q: Any
+    k: Any
+    v: Any
+
+
+@gluon.jit
+def _attend_block(
+    state, loaded, inputs, buffers, strides, first, following, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
+):
+    """Return (accumulator, row max, row sum, next block of keys and values) after a block of keys.
+
+    `loaded` are the block's keys and values; `first` and `following` are the first keys of it and of the next block.
+    """
+    acc, m_i, l_i = state
+    score_layout: gl.constexpr = m_i.type.layout.parent
+    acc_layout: gl.constexpr = acc.type.layout
+    row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
+    store_parts(buffers.k, loaded[0])
+    store_parts(buffers.v, loaded[1])
+    fence_async_shared()
+    scores = start_small_products(buffers.q, transposed(buffers.k), score_layout)
+    columns = first + gl.arange(0, META.block_n, gl.SliceLayout(0, score_layout))
+    i, j = inputs.rows[:, None], columns[None, :]
+    bias_tile = load_bias_tile(i, j, inputs.bias, strides.bias, extent, META)
+    loaded = load_keys(inputs.key, inputs.value, strides, following, extent.keys, META)
+    scores = start_main_product(buffers.q, transposed(buffers.k), warpgroup_mma_wait(0, deps=(scores,)))
+    scores = to_scores(warpgroup_mma_wait(0, deps=(scores,)), bias_tile, factor)
+    if MASKED:
+        scores = gl.where(visible_scores(i, j, extent, META.causal), scores, float("-inf"))
+    new_max = gl.maximum(m_i, gl.max(scores, 1))
+    base = gl.where(new_max == float("-inf"), 0.0, new_max)
+    p = gl.exp(scores - base[:, None])
+    rescale = gl.exp(m_i - base)
+    weights = in_registers(p, acc_layout)
+    product = start_small_products(weights, buffers.v, acc_layout)
+    l_i = l_i * rescale + gl.sum(p, 1)
+    acc = acc * gl.convert_layout(rescale, row_layout)[:, None]
+    product = start_main_product(weights, buffers.v, warpgroup_mma_wait(0, deps=(product,)))
+    return acc + wait(weights, product, 0), new_max, l_i, loaded
+
+
+@libentry()
+@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal", "padded"])
+def attend_fp32(
+    query,
+    key,
+    value,
+    bias,
+    out,
+    logsumexp,
+    query_starts,
+    key_starts,
+    strides,
+    heads,
+    batch_heads,
+    group,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    padded,
+    scale: tl.float64,
+    META: gl.constexpr,
+):
+    """Attend as `forward.attend` does, without dropout."""
+    wait_for_previous_launch()
+    BLOCK_N: gl.constexpr = META.block_n
+    BLOCK_D: gl.constexpr = META.block_d
+    BLOCK_V: gl.constexpr = META.block_v
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    strides = ForwardStrides(*[HeadStrides(*each) for each in strides])
+    buffers = ForwardBuffers(
+        shared_parts(ROWS, BLOCK_D), shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V)
+    )
+    _block, batch, head = program_tile(gl.program_id(0), blocks, heads, batch_heads, group)
+    queries, keys, diagonal, first_query, first_key = sequence_extent(
+        query_starts, key_starts, batch, queries, keys, diagonal, META
+    )
+    sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
+    first, count, masked = query_tile_of_sequence(sizes, META)
+    kv_head = head // META.ratio
+    query = head_rows(query, strides.query, batch, head, first_query)
+    key = head_rows(key, strides.key, batch, kv_head, first_key)
+    value = head_rows(value, strides.value, batch, kv_head, first_key)
+    out = head_rows(out, strides.out, batch, head, first_query)
+    if bias is not None:
+        bias = head_scores(bias, strides.bias, batch, head)
+    extent = Extent(queries, keys, diagonal)
+    loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, keys, META)
+    q = load_rows(query, first, strides.query.row, queries, META.head_size, ROWS, BLOCK_D, META.index)
+    store_parts(buffers.q, q)
+    rows = (first + gl.arange(0, ROWS, row_layout)).to(META.index)
+    factor = scale.to(gl.float32)
+    acc = gl.zeros((ROWS, BLOCK_V), gl.float32, acc_layout)
+    m_i = gl.full((ROWS,), float("-inf"), gl.float32, row_layout)
+    l_i = gl.zeros((ROWS,), gl.float32, row_layout)
+    inputs = ForwardInputs(key, value, bias, rows)
+    for i in range(0, masked):
+        start, following = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N
+        acc, m_i, l_i, loaded = _attend_block(
+            (acc, m_i, l_i), loaded, inputs, buffers, strides, start, following, factor, extent, True, META
+        )
+    for i in range(masked, count):
+        start, following = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N
+        acc, m_i, l_i, loaded = _attend_block(
+            (acc, m_i, l_i), loaded, inputs, buffers, strides, start, following, factor, extent, False, META
+        )
+    no_keys = l_i == 0
+    l_i = gl.where(no_keys, 1.0, l_i)
+    acc = acc / gl.convert_layout(l_i, gl.SliceLayout(1, acc_layout))[:, None]
+    store_rows(out, first, strides.out.row, queries, acc, META.value_size, META.index)
+    if logsumexp is not None:
+        found = gl.where(no_keys, float(META.empty), m_i + gl.log(l_i))
+        found = gl.where(rows < queries, found, float("inf"))
+        logsumexp = head_logsumexp(logsumexp, strides.logsumexp, batch, head, first_query)
+        gl.store(logsumexp + rows * strides.logsumexp.row, found, mask=rows < gl.maximum(queries, padded))
+
+
+def serves(problem: Problem, out: torch.Tensor) -> bool:
+    """Return whether the float32 forward kernel serves a problem on its device."""
+    return serves_operands(problem, (out,))
+
+
+def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
+    """Do what `forward.attention` does, for a problem that this kernel serves."""
+    operands = problem.query, problem.key, problem.value
+    heads, blocks = problem.query.shape[1], -(-problem.queries // ROWS.value)
+    attend_fp32[(blocks * problem.batch * heads,)](
+        *(*operands, problem.bias, out, logsumexp, *problem.starts),
+        strides=(
+            *[problem.strides(tensor) for tensor in (*operands, out)],
+            *(problem.bias_strides, problem.logsumexp_strides(logsumexp)),
+        ),
+        heads=heads,
+        batch_heads=problem.batch * heads,
+        group=problem.group,
+        blocks=blocks,
+        queries=problem.queries,
+        keys=problem.keys,
+        diagonal=problem.diagonal,
+        padded=problem.padded_rows(logsumexp),
+        scale=problem.factor,
+        META=kernel_meta(problem, ROWS.value, table.FP32.BLOCK_N, (out,), empty),
+        num_warps=4,
+        **compiler_options(True),
+    )

@@ -1,0 +1,23 @@
+"""Kernels that the compile matrix has besides those of samples: a module an engine.
+
+Samples are small. A module here launches what they do not reach: every tile of a table, long rows, kernels of one kind
+of device. `cases` holds what the modules register; `tritonite.testing.targets` compiles it.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+# A module registers its cases when it is imported.
+for _engine in (
+    "attention",
+    "attention_hopper",
+    "fused",
+    "gemm",
+    "histogram",
+    "indexing",
+    "rows",
+    "searching",
+    "sorting",
+):
+    importlib.import_module(f"tritonite.testing.compile_cases.{_engine}")

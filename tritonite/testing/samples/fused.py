@@ -1,0 +1,14 @@
+"""Operators outside ATen, which have no samples here: how much roundoff their results have."""
+
+from __future__ import annotations
+
+from tritonite.testing.samples import facts
+from tritonite.testing.samples.matmul import terms_of_products
+from tritonite.testing.samples.normalization import terms_of_gradients
+
+facts.TERMS["paged_attention"] = terms_of_products
+facts.ROUNDED_TERMS.add("paged_attention")
+facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward")(terms_of_gradients)
+facts.CANCELLING |= {
+    *("paged_attention", "skip_layer_norm", "skip_layer_norm_backward", "skip_rms_norm", "skip_rms_norm_backward"),
+}
