@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import importlib.util
 import itertools
@@ -45,6 +46,29 @@ def report(
                 phase.restore()
             console.print(f"{name} {phase.name}, {phase.tokens} tokens, {str(kind).removeprefix('torch.')}")
             console.print(calls)
+
+
+def _measure_regressions(patterns: list[str] | None, rounds: int) -> None:
+    """Print the device times of choices and of their alternatives; patterns match names of cases and operators."""
+    from rich.table import Table
+
+    from tritonite.bench.regressions import cases, measure
+
+    if tritonite.device != "cuda":
+        raise typer.BadParameter("needs a GPU", param_hint="--regressions")
+    matching = lambda case: (
+        not patterns or any(fnmatch.fnmatch(each, pattern) for each in (case.name, case.op) for pattern in patterns)
+    )
+    chosen = [case for case in cases().values() if matching(case)]
+    if not chosen:
+        raise typer.BadParameter("no regression case matches", param_hint="--op")
+    table = Table("case", "operator", "choice, us", "alternative, us", "gain", "expected", "")
+    for case in chosen:
+        found = measure(case, rounds)
+        times = f"{found.choice.median:.1f}", f"{found.alternative.median:.1f}"
+        verdict = "" if found.pays else "no longer pays"
+        table.add_row(case.name, case.op, *times, f"{found.gain:.2f}", f"{case.gain:.2f}", verdict)
+    console.print(table)
 
 
 def _operators(chosen: list[str]) -> list[str]:
@@ -113,6 +137,9 @@ def bench(
         list[int] | None,
         typer.Option(help="measure the drawn cases of --family and --seed with these numbers; repeatable"),
     ] = None,
+    regressions: Annotated[
+        bool, typer.Option(help="measure choices in the code against their alternatives instead; --op filters by name")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="rounds in which providers take turns")] = 10,
     jobs: Annotated[
         int | None,
@@ -127,6 +154,9 @@ def bench(
     ] = None,
 ) -> None:
     """Time operators against ATen on this machine. Every result is checked first; exits with 1 on a wrong one."""
+    if regressions:
+        _measure_regressions(op, rounds)
+        return
     from tritonite.bench import cases, models, results, run, timing, workers
     from tritonite.bench import console as view
     from tritonite.bench.drawn import cases as random_cases
