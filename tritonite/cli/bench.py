@@ -56,10 +56,12 @@ def _measure_regressions(patterns: list[str] | None, rounds: int) -> None:
 
     if tritonite.device != "cuda":
         raise typer.BadParameter("needs a GPU", param_hint="--regressions")
-    matching = lambda case: (
-        not patterns or any(fnmatch.fnmatch(each, pattern) for each in (case.name, case.op) for pattern in patterns)
-    )
-    chosen = [case for case in cases().values() if matching(case)]
+    wanted = patterns or ["*"]
+    chosen = [
+        case
+        for case in cases().values()
+        if any(fnmatch.fnmatch(each, pattern) for each in (case.name, case.op) for pattern in wanted)
+    ]
     if not chosen:
         raise typer.BadParameter("no regression case matches", param_hint="--op")
     table = Table("case", "operator", "choice, us", "alternative, us", "gain", "expected", "")
