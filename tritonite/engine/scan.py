@@ -210,7 +210,7 @@ def _blocks(space: RowSpace, inner: bool) -> RowBlocks:
         warps = max(4, kept * scanned // 512)
     else:
         # One warp, whose threads have most of a column each, so that they exchange little. If columns are so few that
-        # they are split, a thread has four.
+        # they are split, a thread has four (regressions: logcumsumexp_wide_columns).
         few, side = device.row_elements // 4, device.row_columns
         side *= 2 if _SCARCITY * -(-n_kept // (2 * side)) <= device.programs else 1
         kept = min(power_of_2(n_kept), max(side, few // power_of_2(n_scanned)))

@@ -195,7 +195,7 @@ def logit_backward(grad_output, self, eps):
     """Gradient of `logit`: 0 where eps clamps. Without eps, or with a negative one, nan outside [0, 1].
 
     Triton's float32 division is within two units in the last place. It takes half the instructions of the correctly
-    rounded one, which would bound the kernel for fp16 and bf16.
+    rounded one, which would bound the kernel for fp16 and bf16. regressions: logit_backward_division
     """
     gradient = grad_output / (self * (1.0 - self))
     if eps is None:

@@ -161,7 +161,8 @@ def _both_extrema(a_min, a_max, b_min, b_max):
 
 _amax = Reduction(lowest, same, maximum_nan, only)
 _amin = Reduction(highest, same, minimum_nan, only)
-# No prefetch of the next block: its registers would cost a program per multiprocessor.
+# No prefetch of the next block: its registers would cost a program per multiprocessor. regressions:
+# aminmax_without_prefetch
 _aminmax = Reduction(
     lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, both, (None, None), 2, prefetch=False
 )

@@ -38,7 +38,8 @@ class Tile(NamedTuple):
 def choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsize: int) -> Tile | None:
     """Return the tile of an iteration space, or None for the flat kernel.
 
-    A thread should have 32 bytes of the widest operand, whose elements have `itemsize` bytes.
+    A thread should have 32 bytes of the widest operand, whose elements have `itemsize` bytes. regressions:
+    silu_and_mul_tile_bytes
     """
     device = devices.current
     n = math.prod(sizes)
@@ -77,7 +78,8 @@ def _covered(size: int, block: int) -> int:
 def _transpose_tile(sizes: Sequence[int], itemsize: int) -> tuple[int, int]:
     """Return the device's (rows, columns) for transposed reads.
 
-    Columns are halved for elements of 4 bytes, or if fewer columns cover fewer masked elements.
+    Columns are halved for elements of 4 bytes, or if fewer columns cover fewer masked elements. regressions:
+    add_transposed_narrow_tiles, add_transposed_narrow_tiles_16bit
     """
     rows, columns = devices.current.transpose_tile
     half = columns // 2
@@ -88,7 +90,8 @@ def _transpose_tile(sizes: Sequence[int], itemsize: int) -> tuple[int, int]:
 def _tiles_pay(rows: int, columns: int, sizes: Sequence[int]) -> bool:
     """Return whether tiles of matrices pay: most tiles are full, or the matrices are too large to be read flat.
 
-    L1 holds a small matrix of a batch, whichever way it is read.
+    L1 holds a small matrix of a batch, whichever way it is read. regressions: add_transposed_flat,
+    add_transposed_flat_16, add_transposed_tiled
     """
     matrix = sizes[0] * sizes[1]
     if len(sizes) == 2 or matrix > _MATRIX_IN_CACHE:
@@ -102,6 +105,7 @@ def block_size(n: int, most: int) -> int:
 
     Small programs spread a small space over the device; large ones have less work per element. So the block grows as
     the square root of n. Below `_LEAST_ELEMENTS` a program is only worth it while the device is less than half full.
+    regressions: neg_least_elements
     """
     device = devices.current
     least = device.small_block or most

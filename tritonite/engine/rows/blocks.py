@@ -143,7 +143,7 @@ def _elements_per_program(space: RowSpace, most: int) -> int:
     """
     each = power_of_2(space.n_kept * space.n_reduced // devices.current.programs)
     if space.vector_width == 1 and space.n_reduced <= _WARP:
-        # At most four scalar loads a thread.
+        # At most four scalar loads a thread (regressions: log_softmax_scalar_loads).
         each = min(each, 4 * _THREADS)
     return min(most, max(_THREADS * max(2, space.vector_width), each))
 
@@ -153,7 +153,8 @@ def _row_per_warp(space: RowSpace) -> RowBlocks | None:
 
     Several warps would exchange their states at barriers. A program of one warp has rows with 16 elements a thread in
     total, or up to four rows with 32. If such programs would not fill the device they have more warps. If these still
-    would not, they have fewer rows.
+    would not, they have fewer rows. regressions: log_softmax_four_rows_per_warp, log_softmax_eight_rows_per_warp,
+    log_softmax_several_warps
     """
     columns, enough = power_of_2(space.n_reduced), devices.current.programs
     if not _WARP * space.vector_width < columns <= 16 * _WARP:
@@ -172,7 +173,7 @@ def cut(
 
     If `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split; 0 never
     splits. A program that stores several `states` has at least two blocks, because adding up states costs as much as
-    finding them.
+    finding them (regressions: batch_norm_channels_last_splits).
     """
     device = devices.current
     programs, splits, steps = -(-space.n_kept // rows), 1, -(-space.n_reduced // columns)
@@ -222,7 +223,7 @@ def for_reduction(space: RowSpace, states: int) -> RowBlocks:
         rows = min(power_of_2(space.n_kept), columns)
         blocks = tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)), states)
         if blocks.splits > 1 and 4 * space.n_reduced <= device.row_elements and _is_in_cache(space):
-            # Narrower blocks save the second launch.
+            # Narrower blocks save the second launch (regressions: mean_columns_without_split).
             rows = min(
                 power_of_2(space.n_kept),
                 columns // 2 if space.n_kept > 2 * device.row_elements else columns // 4,
@@ -357,6 +358,7 @@ def _transposed_operand(space: RowSpace) -> RowBlocks | None:
     """Return blocks for short rows of which some operand is contiguous along the kept dimensions, or None.
 
     A program has at least four rows, so that a sector of that operand serves several, and eight elements per thread.
+    regressions: log_softmax_backward_transposed
     """
     columns = power_of_2(space.n_reduced)
     transposed = [
@@ -372,7 +374,7 @@ def _transposed_operand(space: RowSpace) -> RowBlocks | None:
 def _staged_scalar_loads(space: RowSpace, traits: RowTraits) -> RowBlocks | None:
     """Return blocks for many rows with stages whose elements come by narrow loads, or None.
 
-    A thread has 64 bytes of one row.
+    A thread has 64 bytes of one row. regressions: softmax_scalar_loads, softmax_scalar_loads_16bit
     """
     length, tile = space.n_reduced, devices.current.row_elements
     few = tile_elements(space) < tile or 2 * space.n_kept < devices.current.programs
@@ -388,7 +390,7 @@ def _with_more_warps(blocks: RowBlocks, space: RowSpace, wanted: bool) -> RowBlo
     """Return the blocks with twice the warps, if `wanted` and several operands have elements of their own.
 
     The assembler keeps few loads in flight in a thread with 32 elements of each operand. Operands that many rows share,
-    such as a group norm's weights, come from a cache and do not count.
+    such as a group norm's weights, come from a cache and do not count. regressions: masked_softmax_warps
     """
     several = len(space.kinds) == space.full_operands > 1 and all(all(own) for own in space.kept[0])
     return blocks._replace(warps=2 * blocks.warps) if several and wanted else blocks
@@ -422,7 +424,7 @@ def _weighted_in_small_blocks(space: RowSpace, traits: RowTraits) -> RowBlocks |
     """Return small blocks, which waste little, for many rows with weights, or None.
 
     They serve 16-bit rows whose length is far below a power of 2. They also serve short rows with scalar loads, of any
-    dtype, if L1 has room for a row of each warp.
+    dtype, if L1 has room for a row of each warp. regressions: layer_norm_looped, layer_norm_scalar_loads
     """
     device, length, regime = devices.current, space.n_reduced, ROWS[devices.current.kind].looped
     if not space.has_weights or 2 * space.n_kept < device.programs:
@@ -444,7 +446,7 @@ def are_segmented(space: RowSpace, traits: RowTraits, blocks: RowBlocks) -> bool
 
     Their results are computed first, by a launch that reads the reduced operands once more. A program that holds a
     whole row would need each element's segment number and a load for each such operand. Short rows and segments are
-    better held. So are gradients, which reduce two operands.
+    better held. So are gradients, which reduce two operands. regressions: group_norm_segments
     """
     if not space.segmented:
         return False
@@ -487,7 +489,8 @@ def _contiguous_rows(space: RowSpace) -> int:
 def _narrow_columns(space: RowSpace, elements: int, states: int) -> RowBlocks:
     """Return blocks for few contiguous rows of a column reduction: all of them in a program, 16 `elements` a thread.
 
-    With more rows, a program would read a few elements at each of many distant addresses.
+    With more rows, a program would read a few elements at each of many distant addresses. regressions:
+    softmax_two_columns, softmax_eight_columns
     """
     rows = min(power_of_2(space.n_kept), power_of_2(_contiguous_rows(space)))
     columns = min(power_of_2(space.n_reduced), max(1, elements // rows))

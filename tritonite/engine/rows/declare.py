@@ -279,6 +279,7 @@ class RowTransform:
             meta,
             apply=self.apply,
             # Prefetching the next block of a column does not pay here, because the second pass reads the rows again.
+            # regressions: softmax_backward_columns_load_ahead
             column_reduction=False,
             # Stages take few registers, so more rows would be in flight than a cache keeps for the second pass.
             stages=meta.stages if space.inner or meta.single_block else (),
@@ -302,7 +303,8 @@ class RowTransform:
 def _along_the_grain(inputs: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the inputs, each replaced by a copy in `out`'s layout if its contiguous dimension is another one.
 
-    Without the copy, any choice of rows reads one of the two layouts at one element per sector.
+    Without the copy, any choice of rows reads one of the two layouts at one element per sector. regressions:
+    log_softmax_copied_along_the_grain
     """
     if out.numel() <= _COPIED or not is_dense(out.shape, out.stride()):
         return tuple(inputs)

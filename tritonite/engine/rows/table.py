@@ -44,34 +44,44 @@ class RowsTable(NamedTuple):
       `short_columns`: longest row that a single thread reduces, if there are many rows.
     Row reductions, in blocks of a tile (`row_elements`):
       `reduced_warps`: warps for rows longer than a tile with a state of one value. A thread has 16 elements, so that
-      more threads have loads in flight.
+      more threads have loads in flight. regressions: mse_loss_warps, sum_rows_warps
       `indexed`: many rows of up to a tile, whose elements have an index (argmin). A program has one row per warp. The
-      final reduction of a block dominates; with several blocks it happens once.
+      final reduction of a block dominates; with several blocks it happens once. regressions: min_short_rows,
+      argmax_short_rows
       `reduced_long`: many longer rows whose elements have an index, or whose last tile would be mostly empty.
+      regressions: var_mean_rows_beyond_tile, argmin_rows_beyond_tile
     Row operators (softmax, norms), by the length of their rows:
-      `short`: one warp has one row or several, and waits for no other warp.
+      `short`: one warp has one row or several, and waits for no other warp. regressions: layer_norm_one_warp
       `held_tiles`: longest row in tiles that a program holds in registers and reads once.
       `looped`: rows whose block would be partly empty. A program reads such a row twice, the second time from L1.
+      regressions: layer_norm_looped
       `split`: longer rows, far too few to fill the device. A reduction in two launches computes their results first.
-      `few`: somewhat more of these rows. A program has one.
+      regressions: softmax_split_row
+      `few`: somewhat more of these rows. A program has one. regressions: log_softmax_few_rows
       `odd_segments`: long rows whose segments have an odd length, such as 7 x 7 images. Rows held in registers would
-      keep a quotient for each element.
+      keep a quotient for each element. regressions: batch_norm_odd_segments
       `twice`: longer rows, which a program reads twice. L2 must hold the rows in flight for the second reading.
-      `twice_16bit`: those of 16-bit floats with stages, up to `twice_16bit_tiles` tiles.
+      `twice_16bit`: those of 16-bit floats with stages, up to `twice_16bit_tiles` tiles. regressions:
+      softmax_two_programs_16bit
       `twice_staged`: those with a state by stages, which takes fewer registers and so allows larger blocks.
-      `twice_narrow`: those with several operands to reduce, or scalar loads, which take more registers.
+      regressions: softmax_large_staged_blocks
+      `twice_narrow`: those with several operands to reduce, or scalar loads, which take more registers. regressions:
+      layer_norm_backward_narrow_blocks
       `cooperative_bytes`: longest row that caches keep. Programs share longer rows by `cooperative`, by
       `cooperative_staged` if stages give the state, and by `cooperative_16bit` if these are 16-bit floats or moments.
+      regressions: softmax_cooperative, log_softmax_cooperative_blocks_16bit
       `cooperative_moments_bytes`: the same limit for states of three values, which spill in large blocks.
     Row operators on misaligned rows with stages. Finding the whole vectors of a row takes registers:
       `misaligned_held`: rows of float32 or wider of up to two tiles, held in registers.
-      `misaligned`: longer ones, read twice, 32 bytes per thread.
+      `misaligned`: longer ones, read twice, 32 bytes per thread. regressions: softmax_misaligned
       `misaligned_16bit`: the same for 16-bit floats, which are read twice whatever their length.
-      `misaligned_short_16bit`, `misaligned_middle_16bit`: those of up to one tile, and of up to two.
+      `misaligned_short_16bit`, `misaligned_middle_16bit`: those of up to one tile, and of up to two. regressions:
+      softmax_misaligned_short_16bit
       `misaligned_long`, `misaligned_long_16bit`: rows above `misaligned_bytes`. Two programs run on a multiprocessor,
       and the L2 cache keeps their rows for the second reading. Rows above `misaligned_most_bytes` take `twice`.
     All rows:
       `weight_bytes`: size from which operands that are the same for every row bypass L1, which then keeps the row.
+      regressions: rms_norm_weight_bypasses_l1
       `invariant`: blocks of invariant mode.
     """
 
