@@ -278,7 +278,7 @@ class RowTransform:
         meta = dataclasses.replace(
             meta,
             apply=self.apply,
-            # Prefetching the next block of a column does not pay here, because the second pass reads the rows again.
+            # The loop for rows, which loads the next block before it combines the present one, serves columns here too.
             # regressions: softmax_backward_columns_load_ahead
             column_reduction=False,
             # Stages take few registers, so more rows would be in flight than a cache keeps for the second pass.
