@@ -204,7 +204,7 @@ WARP_SPECIALIZED = {
 # beyond the diagonal. _FINER_TIME is their time per query relative to the usual tile's.
 _FINER_TILES = {64: WarpSpecialized(128, 128, 2, persistent=True, most_stages=4)}
 _FINER_TIME = 1.12
-# Tiles for at most _SHORT keys.
+# Tiles for at most _SHORT keys. regressions: attention_few_keys
 _SHORT, _SHORT_TILES = 256, {64: WarpSpecialized(128, 64, 2, overlapped=False, persistent=True, most_stages=4)}
 # Tiles for calls that do not fill the device: two programs per multiprocessor.
 _FEW_TILES = {
@@ -302,6 +302,7 @@ def registers_for_keys(programs: int, multiprocessors: int) -> int | None:
     """Return the register cap of fp32 backward_dkdv if it shortens the launch, else None.
 
     With more programs per multiprocessor each takes longer in proportion, but fewer waves may waste less in the last.
+    regressions: attention_fp32_registers, attention_fp32_registers_bias
     """
 
     def time(resident: int) -> int:

@@ -43,7 +43,10 @@ class Epilogue(NamedTuple):
         return self.scales if self.addend is None else (*self.scales, self.addend)
 
     def addend_for_tma(self, out: torch.Tensor) -> torch.Tensor | None:
-        """Return the addend if TMA can copy its tiles like those of `out`, as one batch if all batches share it."""
+        """Return the addend if TMA can copy its tiles like those of `out`, as one batch if all batches share it.
+
+        regressions: gemm_addend_by_tma
+        """
         addend = self.addend
         if addend is None or addend.dtype is not out.dtype:
             return None

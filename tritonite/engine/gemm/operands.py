@@ -19,6 +19,7 @@ from tritonite.runtime.contract import empty, settings
 # Elements that a program copies.
 _COPIED = 4096
 # Rows, of all batches, up to which a column-major first operand is copied to row-major.
+# regressions: gemm_row_major_copy
 _FEW_COPIED = 64
 
 

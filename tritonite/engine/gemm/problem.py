@@ -97,7 +97,7 @@ class Problem(NamedTuple):
         """Return the problem with strided tiles of columns, if only they allow 16-byte loads of b and they pay.
 
         They are for few rows of 16-bit floats. A single row gains nothing, and with more rows the strided stores of the
-        result take too long.
+        result take too long. regressions: gemm_column_stride
         """
         size, length = self.dtype.itemsize, self.b_pitch or self.K
         stride = 16 // math.gcd(16, length * size)

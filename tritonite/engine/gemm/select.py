@@ -39,9 +39,10 @@ ROUNDS_OF_SLICES = 2
 # Columns of a program that adds split-K's partial products, and the elements of all slices that it loads.
 SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # Elements of a block for each warp, where K or N is shorter than a tile's block and fewer warps suffice.
+# regressions: gemm_warps_one_row, gemm_warps_few_rows
 _ELEMENTS_OF_A_WARP = 1024
 # K up to which tiles of float32 for tensor cores have few warps; those of 16-bit floats, and of few rows, have them up
-# to SHORT.
+# to SHORT. regressions: gemm_warps_short_k
 _SHORT_BLOCK = 32
 # The least elements along K of a tensor core product, and the most columns of a tile of few rows with a K as short.
 _LEAST_OF_K, _MOST_COLUMNS = 16, 128
@@ -49,7 +50,7 @@ _LEAST_OF_K, _MOST_COLUMNS = 16, 128
 # rows they are for results too small to fill a device.
 NARROW = 192
 # Rows and columns from which on tiles of 64 rows and more than 128 columns are excluded: they read most from the L2
-# cache, and wait where programs do not read together.
+# cache, and wait where programs do not read together. regressions: gemm_wide_tiles_many_rows
 MANY = 1024
 # Tiles along a product's shorter side among which consecutive programs stay (`grouped`).
 MOST_GROUPED = 8
@@ -94,7 +95,7 @@ def _of_outer_products(problem: Problem, device: torch.device) -> Config:
 def grouped(config: Config, problem: Problem) -> Config:
     """Set GROUP_M so that consecutive programs go along the problem's shorter side, MOST_GROUPED tiles at most.
 
-    These programs share what they read of the longer side.
+    These programs share what they read of the longer side. regressions: gemm_grouped_programs
     """
     if not config.descriptors:
         return config
@@ -167,7 +168,7 @@ def possible(
 
     Where TMA can load 16-bit floats, tiles through pointers are for one round of programs only. Each of their programs
     waits for its first blocks, while persistent ones copy the next tile's as they multiply. With a short K in the cache
-    many programs wait at the same time, and any number of rounds is possible.
+    many programs wait at the same time, and any number of rounds is possible. regressions: gemm_short_k_pointers
     """
     tiles = table.candidates
     splits, units = tiles["splits"], cost.count(problem, tiles) * tiles["splits"]
@@ -267,6 +268,7 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
 
     Tiles without tensor cores become up to as wide as the problem. Those with tensor cores keep their width, but for
     the shortest K become up to _MOST_COLUMNS wide. Smaller blocks let a multiprocessor hold more programs.
+    regressions: gemm_shortened_few_rows
     """
     inner, columns, few = power_of_2(problem.K), power_of_2(problem.N), tiles["BLOCK_M"] < FEW
     block = min(inner, SHORT // 2) if inner <= SHORT else inner
@@ -285,6 +287,7 @@ def without_idle(config: Config, whole: Config, problem: Problem) -> Config:
 
     With tensor cores that is possible through pointers and below 64 rows, which four warps multiply together. Stages
     are no more than all blocks need to be in flight, so that more programs are resident.
+    regressions: gemm_stages_short_k
     """
     if config.BLOCK_M < FEW:
         elements = config.BLOCK_N * config.BLOCK_K
@@ -453,7 +456,10 @@ def choose_with_descriptors(problem: Problem, device: torch.device, warp_special
 
 
 def for_groups(problem: Problem, device: torch.device) -> Config:
-    """Return the tile for products of groups of rows; `problem` is their mean. TMA can address all operands."""
+    """Return the tile for products of groups of rows; `problem` is their mean. TMA can address all operands.
+
+    regressions: gemm_groups_large_fp32
+    """
     if problem.dtype is torch.float32 and devices.has_wgmma(device):
         return _cheapest(problem, device, (LARGE_FLOATS, *THROUGH_POINTERS[devices.current.kind][4]))
     return choose_with_descriptors(problem, device)

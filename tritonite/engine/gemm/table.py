@@ -27,6 +27,7 @@ class Config(NamedTuple):
     split_store: bool = False
     GROUP_M: int = 8
     # Whether float32 is multiplied by six products of bfloat16 terms, where tensor cores are fast.
+    # regressions: gemm_bf16x6
     bf16x6: bool = False
     warp_specialize: bool = False
     # Whether the transpose of the result is computed: M may be smaller than a tensor core's rows.
@@ -37,7 +38,7 @@ class Config(NamedTuple):
     # warps.
     hopper_fp32: bool = False
     # Whether each four specialised warps have tiles of their own, so that one multiplies while another stores. Without
-    # split-K.
+    # split-K. regressions: gemm_pingpong, gemm_pingpong_many_tiles, gemm_pingpong_one_round
     pingpong: bool = False
 
     @property
@@ -66,6 +67,7 @@ class FixedCosts(NamedTuple):
     # order of arrival, and all 32 elements of a warp are in one shared memory bank.
     bank_conflicts: float = 0.032
     # Additional time of such a load along K where bfloat16 terms leave few registers for the second operand.
+    # regressions: gemm_few_registers
     few_registers: float = 0.0083
     # Latency of a block of K from memory, for tensor cores' tiles and for few rows.
     block_latency: float = 0.8
@@ -76,7 +78,7 @@ class FixedCosts(NamedTuple):
     # Bytes a microsecond that a multiprocessor loads from the L2 cache through pointers, whatever its programs.
     l2_bandwidth: float = 6e4
     # Share of a thread's registers for a prefetched block of elements of less than 4 bytes. With more, the assembler
-    # waits for each load by itself.
+    # waits for each load by itself. regressions: gemm_prefetch_registers
     prefetch_registers: float = 1 / 8
     # A padded copy in addition to its traffic, and bytes a microsecond of that traffic.
     copy: float = 1.3
@@ -140,6 +142,7 @@ THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
     "interpreter": {2: (Config(64, 64, 64, descriptors=True),)},
 }
 # For float8 operands whose sums over blocks are added in float32, which takes registers.
+# regressions: gemm_blockwise_three_consumers, gemm_blockwise_warp_specialized
 BLOCKWISE: dict[str, tuple[Config, ...]] = {
     "nvidia": (
         Config(192, 128, 128, 12, 4, 1.3, descriptors=True, GROUP_M=16, warp_specialize=True),
