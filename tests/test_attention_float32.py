@@ -148,7 +148,7 @@ def in_python(request, monkeypatch):
                 warps.device_functions(*modules),
                 {"ROWS": 64, "SMALL_PRODUCTS": 5, "LOG2E": scores.LOG2E.value},
             )
-            self.kernel = warps.Kernel(kernel.jit.fn, helpers, request.param, parts=cut, **constants)
+            self.kernel = warps.Kernel(kernel.jit.fn, helpers, request.param, split_terms=cut, **constants)
 
         def __getitem__(self, grid):
             def launch(*args, num_warps, maxnreg=None, **kwargs):

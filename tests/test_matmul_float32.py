@@ -59,7 +59,7 @@ def in_python(request, monkeypatch):
                     hopper_fp32.multiply_bf16x6.jit.fn,
                     warps.device_functions(epilogue, hopper_fp32),
                     request.param,
-                    parts=cut,
+                    split_terms=cut,
                     store=write,
                     **warps.named_tuples(hopper_fp32),
                 )

@@ -141,7 +141,7 @@ def measure(case: Regression, rounds: int = timing.ROUNDS) -> Measured:
     replays = {}
     ways: dict[str, Mapping[str, Any]] = {"choice": {}, "alternative": case.alternative}
     for name, alternative in ways.items():
-        with chosen_otherwise(alternative):
+        with chosen_otherwise(alternative), tritonite.use_gems(include=(), faster_only=False):
             op(*arguments)
             timing.synchronize()
             replays[name] = timing.captured(functools.partial(op, *arguments), 1)
