@@ -147,7 +147,7 @@ def test_providers_take_turns_and_passes_are_undone(monkeypatch):
 
 
 def test_what_cannot_run_is_one_error(monkeypatch):
-    with pytest.raises(TritoniteError, match="512 tokens at most, not 513"):
+    with pytest.raises(TritoniteError, match="takes at most 512 tokens, not 513"):
         models.phases("bert", torch.float32, 1, 513)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(TritoniteError, match="pip install"):

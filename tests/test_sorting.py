@@ -602,7 +602,7 @@ def by_bits(monkeypatch):
     monkeypatch.setitem(radix.SORTING, kind, radix.SORTING[kind]._replace(dense=100, slower=slow))
     monkeypatch.setattr(radix, "_HELD", 0)
     monkeypatch.setattr(radix, "_BLOCK", 256)
-    for name, value in (("_BLOCK", 128), ("_THREADS", 32), ("_EACH", 2), ("_WORDS", 16), ("ROOM", 400)):
+    for name, value in (("_BLOCK", 128), ("_THREADS", 32), ("_EACH", 2), ("_WORDS", 16), ("SHARED_BYTES", 400)):
         monkeypatch.setattr(dense, name, value)
 
 
