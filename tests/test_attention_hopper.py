@@ -393,7 +393,7 @@ def check(work, empty="inf"):
     far = 4e-3 if work.query.dtype is torch.float16 else 3e-2
     expected, logarithms = by_definition(work, empty)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hopper, "takes", lambda *_: False)
+        patch.setattr(hopper, "serves", lambda *_: False)
         other, others = attended(work, empty)
     for chosen in (table.warp_specialized, lambda head, value, *_: table.WARP_SPECIALIZED[max(head, value)]):
         with pytest.MonkeyPatch.context() as patch:

@@ -231,6 +231,7 @@ TRIED += [(name, each) for name in ("info", "explain", "tune") for each in SETTI
 TRIED += [("build", {name: HOSTILE[name]}) for name in ("CXX", "TRITONITE_CACHE", "XDG_CACHE_HOME")]
 
 
+@pytest.mark.declines("a command does without kernels that it cannot have")
 @pytest.mark.parametrize(
     "name, settings", TRIED, ids=lambda value: value if isinstance(value, str) else "+".join(value)
 )
