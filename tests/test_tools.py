@@ -44,6 +44,8 @@ def load(name):
         ("@libentry()\n@triton.jit\ndef kernel(x):\n    tl.store(x, 1)", "does not wait"),
         ("# TO" + "DO: later", "unfinished"),
         ("# SPDX-" + "License-Identifier: Apache-2.0", "licence"),
+        ('def f():\n    """Of the rows those that are long."""', "opens with 'Of'"),
+        ("# A thread has so many elements.", "'so many'"),
     ],
 )
 def test_house_rules_find(source, rule):
