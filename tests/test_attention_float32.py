@@ -13,7 +13,6 @@ from warps import Pointer, number
 import tritonite
 from tritonite import devices
 from tritonite.engine.attention import backward, forward, prologue, scores
-from tritonite.engine.attention import table as table
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.hopper import (
     backward_dkdv,

@@ -13,8 +13,7 @@ from warps import Descriptor, Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import forward, scores
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import forward, scores, table
 from tritonite.engine.attention.hopper import descriptors
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.hopper.descriptors import bias_descriptor

@@ -22,8 +22,7 @@ from warps import Descriptor, Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, prologue, scores
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import backward, prologue, scores, table
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
 from tritonite.engine.attention.hopper import backward_dkdv, backward_dq, descriptors

@@ -9,7 +9,6 @@ import torch
 import tritonite
 from tritonite.engine import segmented
 from tritonite.engine.indexing import bags
-from tritonite.ops import jagged
 
 # By name: offsets of bags in four indices, and whether the last offset ends the last bag. On a CPU ATen accesses no
 # memory beyond its tensors for any of them.
@@ -175,7 +174,7 @@ def test_sequences_that_do_not_fit_are_atens_to_refuse(offsets, total, path):
 @pytest.mark.parametrize("offsets", [[0, 3, 1], [0, 2, 3], [0, 5, 5], [0, 1, 0]], ids=str)
 def test_rows_of_no_sequence_are_what_aten_gives_on_a_gpu(offsets, width, dtype, device, monkeypatch):
     """By layout, ATen's bisection assigns rows behind the last sequence to that sequence or to none."""
-    monkeypatch.setattr(jagged, "_ON_CPU", False)
+    monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     dense = torch.arange(1, 1 + 6 * width, device=device).view(2, 3, width).to(dtype)
     ends = torch.tensor(offsets, device=device)
     call = lambda: torch.ops.aten._padded_dense_to_jagged_forward(dense, [ends], 6)

@@ -10,8 +10,7 @@ from conftest import FULL, covering
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import decode
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import decode, table
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.attention.table import Tile
 from tritonite.ops.attention import passes

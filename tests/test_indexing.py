@@ -12,7 +12,6 @@ import tritonite
 from tritonite import devices
 from tritonite.engine.indexing import compact, read, segments, write
 from tritonite.errors import Decline
-from tritonite.ops import aten
 
 conditional, embedding, indexing, scatter = (
     importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "embedding", "indexing", "scatter")
@@ -506,7 +505,7 @@ def test_indices_of_no_elements_are_atens(device):
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
 def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkeypatch, device):
-    monkeypatch.setattr(indexing, "_ON_CPU", False)
+    monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     x, places = torch.zeros(3, dtype=dtype, device=device), [torch.zeros(1, dtype=torch.int64, device=device)]
     for host, more in ((indexing.index, ()), (indexing.unsafe_index, ()), (scatter.index_put, (x[0],))):
         with pytest.raises(Decline, match="dtype"):
@@ -567,7 +566,7 @@ def test_rows_with_gaps_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
     """ATen's kernel for GPUs reads wrong elements of rows with gaps; a contiguous copy has none."""
     weight, indices = torch.randn(13, 40, device=device)[::2, 1::2], torch.tensor([1, 3, 1], device=device)
     expected = torch.embedding_renorm_(weight.contiguous(), indices, 1.5, 2.0)
-    monkeypatch.setattr(embedding, "_ON_CPU", False)
+    monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     ops = tritonite.overloads()
     out = torch.empty(7, 20, device=device)
     found = ops["embedding_renorm"](weight, indices, 1.5, 2.0)
@@ -582,7 +581,7 @@ def test_rows_with_gaps_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
 
 
 def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):
-    monkeypatch.setattr(aten, "on_cpu", lambda: False)
+    monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     x = torch.ones((), dtype=torch.bfloat16, device=device)
     for bounds in ((float("nan"), None), (None, float("nan"))):
         with pytest.raises(Decline):

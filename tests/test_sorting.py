@@ -754,7 +754,7 @@ def test_runs_of_blocks_whose_programs_still_work(whole, at_once, device):
 
 def test_bools_of_which_aten_gives_other_results_are_its_on_gpus(monkeypatch, device):
     x = torch.tensor([True, False, True], device=device)
-    monkeypatch.setattr(sets, "_ON_CPU", False)
+    monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     for host, asked in ((sets.unique, (True,)), (sets.unique2, (True, True)), (sets.unique2, (True, False, True))):
         with pytest.raises(Decline, match="bools"):
             host(x, *asked)
@@ -777,7 +777,7 @@ def test_a_few_tests_that_are_no_vector_are_atens_to_refuse(device):
 
 def test_empty_sets_have_indices_on_gpus(monkeypatch, device):
     """ATen's kernels for GPUs return indices whether they are asked for or not."""
-    monkeypatch.setattr(sets, "_ON_CPU", False)
+    monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     for dtype in (torch.float32, torch.bool):
         found = tritonite.overloads()["_unique2"](torch.empty(0, 3, dtype=dtype, device=device), True, False, True)
         assert [tuple(part.shape) for part in found] == [(0,), (0, 3), (0,)]

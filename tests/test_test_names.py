@@ -38,7 +38,8 @@ def assigned(tree):
 
 def missing(tree):
     """Yield (line, module, name) for each attribute of a module of the package that does not exist."""
-    known = {name: value for name, value in imported(tree).items() if name not in assigned(tree)}
+    hidden = assigned(tree)
+    known = {name: value for name, value in imported(tree).items() if name not in hidden}
 
     def resolve(node):
         if isinstance(node, ast.Name):

@@ -29,7 +29,7 @@ REASON = "# noqa: BLE001 - "
 
 
 def breaches(text: str, name: str) -> Iterator[str]:
-    """A line for every rule that the source breaks; `name` is its path from the root of the repository."""
+    """Yield a line for each breach in a source; `name` is the path from the root of the repository."""
     lines = text.splitlines()
     package = name.startswith("tritonite/")
     for number, line in enumerate(lines, 1):
@@ -37,9 +37,10 @@ def breaches(text: str, name: str) -> Iterator[str]:
             yield f"{name}:{number}: unfinished work belongs in an issue"
         if any(words in line for words in LICENCE):
             yield f"{name}:{number}: the licence stands in LICENSE alone"
+    tree = ast.parse(text)
     if package:
-        yield from _unclear(text, name)
-    for node in ast.walk(ast.parse(text)):
+        yield from _unclear(tree, text, name)
+    for node in ast.walk(tree):
         where = f"{name}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             yield f"{where}: star import"
@@ -56,16 +57,17 @@ def breaches(text: str, name: str) -> Iterator[str]:
             yield f"{where}: nothing registers with torch but install/override.py, install/library.py and stand_in.py"
 
 
-def _unclear(text: str, name: str) -> Iterator[str]:
+def _unclear(tree: ast.Module, text: str, name: str) -> Iterator[str]:
     """Yield a line for each docstring or comment in words that a reader has to solve."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     prose = {}
-    for node in ast.walk(ast.parse(text)):
-        docstring = ast.get_docstring(node) if isinstance(node, kinds) else None
-        if docstring is not None:
-            prose[node.body[0].lineno] = docstring  # type: ignore[attr-defined]
-            if OPENER.match(docstring):
-                yield f"{name}:{node.body[0].lineno}: a docstring that opens with {docstring.split()[0]!r}"  # type: ignore[attr-defined]
+    for node in ast.walk(tree):
+        if not isinstance(node, kinds) or (docstring := ast.get_docstring(node)) is None:
+            continue
+        line = node.body[0].lineno
+        prose[line] = docstring
+        if OPENER.match(docstring):
+            yield f"{name}:{line}: a docstring that opens with {docstring.split()[0]!r}"
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             prose[token.start[0]] = token.string
@@ -79,7 +81,7 @@ def _is_launched(node: ast.AST) -> bool:
 
 
 def _called(statement: ast.stmt) -> str:
-    """The function that a statement is a call of, "" where it is none."""
+    """Return the function that a statement calls, "" for a statement that is no call."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return ast.unparse(call.func) if isinstance(call, ast.Call) else ""
 
@@ -90,7 +92,7 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 
 
 def _is_registration(node: ast.AST) -> bool:
-    """Whether it reaches torch.library, by import or by attribute, or torch's registration beneath it."""
+    """Return whether a node uses torch.library, by import or attribute, or the registration functions behind it."""
     if isinstance(node, ast.Import):
         return any(alias.name.startswith("torch.library") for alias in node.names)
     if isinstance(node, ast.ImportFrom):

@@ -5,7 +5,6 @@ A table stands between two comments, `<!-- NAME -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 import sys
@@ -14,11 +13,11 @@ from pathlib import Path
 
 import generated
 
-from tritonite.bench.results import ModelResult, Result, Run, quantile
+from tritonite.bench.percentiles import PROVIDER, kernel_speedup
+from tritonite.bench.results import ModelResult, Run, quantile
 
 PAGE = Path(__file__).parent.parent / "README.md"
 FOLDER = PAGE.parent / "docs" / "benchmarks"
-PROVIDER = "tritonite"
 # Families of drawn cases that share a row.
 ROWS = {
     "Matrix products drawn at random, against cuBLAS": ("products",),
@@ -32,12 +31,12 @@ def operators() -> Iterator[str]:
     models, drawn, results = (Run.load(FOLDER / f"{name}.json") for name in ("models_float32", "drawn", "results"))
     yield f"| {models.machine.device}, ATen's time over Tritonite's | cases | geometric mean | lowest tenth | lowest |"
     yield "| --- | --- | --- | --- | --- |"
-    passes = [each.device_times["aten"] / each.device_times[PROVIDER] for each in models.models if each.device_times]
+    passes = [each.device_speedup for each in models.models]
     names = ", ".join(_title(each.model) for each in models.models)
     yield _row(f"Forward passes in float32, device time: {names}", passes)
     for title, families in ROWS.items():
-        yield _row(title, [_speedup(each) for each in drawn.results if each.family in families])
-    small = [_speedup(each) for each in results.results if each.measure == "host"]
+        yield _row(title, [kernel_speedup(each) for each in drawn.results if each.family in families])
+    small = [kernel_speedup(each) for each in results.results if each.measure == "host"]
     yield _row("Host time of calls on 64x64 tensors", small)
 
 
@@ -48,7 +47,7 @@ def compiled() -> Iterator[str]:
     yield f"| {run.machine.device}, speedup over eager ATen | {' | '.join(providers.values())} |"
     yield "| --- | --- | --- | --- |"
     for each in run.models:
-        speedups = (f"{each.times['aten'].median / each.times[name].median:.2f}" for name in providers)
+        speedups = (f"{each.speedup(name):.2f}" for name in providers)
         yield f"| {_title(each.model)}, {_pass(each)} | {' | '.join(speedups)} |"
 
 
@@ -64,13 +63,9 @@ def _pass(model: ModelResult) -> str:
     return f"{model.phase} of {model.batch} x {model.tokens} tokens{after}, {model.dtype}"
 
 
-def _speedup(result: Result) -> float:
-    """Return ATen's time over Tritonite's, nan for a case without a time and for one that a kernel declined."""
-    return math.nan if result.declined else result.speedup(PROVIDER) or math.nan
-
-
-def _row(title: str, speedups: list[float]) -> str:
-    known = sorted(each for each in speedups if not math.isnan(each))
+def _row(title: str, speedups: list[float | None]) -> str:
+    """Return a row of the table; cases without a speedup do not count."""
+    known = sorted(each for each in speedups if each is not None)
     numbers = statistics.geometric_mean(known), quantile(known, 0.1), known[0]
     return f"| {title} | {len(known):,} | {' | '.join(f'{each:.2f}' for each in numbers)} |"
 

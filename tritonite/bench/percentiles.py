@@ -42,7 +42,7 @@ def percentiles(run: Run) -> Iterator[Percentiles]:
     groups = sorted({(result.family, result.dtype) for result in results})
     for family, dtype in [*groups, *[("all", "all")] * bool(groups)]:
         among = [each for each in results if (family, dtype) in (("all", "all"), (each.family, each.dtype))]
-        speedups = sorted(speedup for each in among if (speedup := _speedup(each)) is not None)
+        speedups = sorted(speedup for each in among if (speedup := kernel_speedup(each)) is not None)
         if not speedups:
             yield Percentiles(family, dtype, len(among), 0)
             continue
@@ -58,7 +58,7 @@ def declines(run: Run) -> list[tuple[str, int]]:
 
 def worst(run: Run, count: int = 10) -> list[tuple[float, Result]]:
     """Return the `count` drawn cases with the lowest speedups, lowest first."""
-    served = [(speedup, result) for result in _drawn(run) if (speedup := _speedup(result)) is not None]
+    served = [(speedup, result) for result in _drawn(run) if (speedup := kernel_speedup(result)) is not None]
     return sorted(served, key=lambda each: each[0])[:count]
 
 
@@ -71,6 +71,6 @@ def _drawn(run: Run) -> list[Result]:
     return [result for result in run.results if result.number is not None]
 
 
-def _speedup(result: Result) -> float | None:
+def kernel_speedup(result: Result) -> float | None:
     """Return a case's speedup; None if it was declined, because its time is not a kernel's."""
     return None if result.declined else result.speedup(PROVIDER)

@@ -121,6 +121,16 @@ class ModelResult:
     def tokens_per_second(self, provider: str) -> float:
         return self.batch * self.tokens / self.times[provider].median * 1e6
 
+    def speedup(self, provider: str) -> float:
+        """Return ATen's time of the pass over the provider's."""
+        return self.times[REFERENCE].median / self.times[provider].median
+
+    @property
+    def device_speedup(self) -> float | None:
+        """ATen's device time of the pass over Tritonite's; None without a GPU."""
+        times = self.device_times
+        return times[REFERENCE] / times["tritonite"] if times else None
+
 
 @dataclass(frozen=True)
 class Machine:

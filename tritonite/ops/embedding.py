@@ -1,6 +1,5 @@
 """Embeddings: the rows of a table that indices select, the gradient of the table, and its renormalization."""
 
-from tritonite import devices
 from tritonite.dtypes import ALL, BITS, FLOATS
 from tritonite.engine.indexing.indices import IN_RANGE, Index
 from tritonite.engine.indexing.renorm import renormalize_rows
@@ -8,12 +7,11 @@ from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.movement import strides_like
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.indexing import check_index, select
 from tritonite.ops.scatter import destination
 from tritonite.registry import operator
 from tritonite.runtime.contract import zeros
-
-_ON_CPU = devices.current.type == "cpu"
 
 
 @operator("embedding", accepts=BITS)
@@ -65,9 +63,9 @@ def embedding_renorm(self, indices, max_norm, norm_type, outs=()):
     check_index(indices)
     if self.dim() != 2 or norm_type not in (1.0, 2.0) or self.dtype not in FLOATS:
         raise Decline(f"{self.dim()} dimensions of {self.dtype} and norm {norm_type}, not a matrix and norm 1 or 2")
-    if not _ON_CPU and not indices.numel():
+    if aten.on_gpu() and not indices.numel():
         raise Decline("no indices, for which ATen's launch fails on GPUs")
-    if not _ON_CPU and not _has_contiguous_rows(self, outs):
+    if aten.on_gpu() and not _has_contiguous_rows(self, outs):
         raise Decline("rows that are not contiguous, for which ATen reads as many elements as the row stride on GPUs")
     out = destination(self, (indices,), outs, ALL, like=True)
     if not indices.numel() or not self.numel():

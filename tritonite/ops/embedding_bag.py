@@ -2,7 +2,6 @@
 
 import torch
 
-from tritonite import devices
 from tritonite.dtypes import FLOATS, INTS
 from tritonite.engine.indexing.bags import add_to_maxima, combine_bags, factor_gradients
 from tritonite.engine.indexing.indices import IN_RANGE, Index
@@ -10,12 +9,12 @@ from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.movement import fill_zero, move
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.indexing import check_index
 from tritonite.ops.scatter import refuse_if_deterministic
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty, zeros
 
-_ON_CPU = devices.current.type == "cpu"
 _MODES = ("sum", "mean", "max")
 _ACCEPTED = FLOATS + INTS
 
@@ -34,7 +33,7 @@ def _check(table, *vectors, factors=None, mode=0):
 
 
 def _check_served_on_gpus(grad):
-    if grad.dtype is torch.bfloat16 and not _ON_CPU:
+    if grad.dtype is torch.bfloat16 and aten.on_gpu():
         raise Decline("bfloat16, for whose gradient ATen raises on GPUs")
 
 
@@ -55,10 +54,15 @@ def _embedding_bag(weight, indices, offsets, mode, factors, last, padding, outs,
         raise Decline(f"{count} bags, or a table without elements")
     device, dtype = weight.device, indices.dtype
     writes_bags, n_sizes, counts = True, len(offsets), True
-    if _ON_CPU:
+    if aten.on_cpu():
         writes_bags, n_sizes, counts = _bag_outputs_on_cpu(weight, offsets, mode, factors, padding, count, sized)
     shape = (count, weight.shape[1])
-    shapes = [shape, (len(indices) * writes_bags,), (n_sizes,), shape if mode == 2 else (n_sizes if _ON_CPU else 0,)]
+    shapes = [
+        shape,
+        (len(indices) * writes_bags,),
+        (n_sizes,),
+        shape if mode == 2 else (n_sizes if aten.on_cpu() else 0,),
+    ]
     if outs:
         inputs = (weight, indices, offsets, *(() if factors is None else (factors,)))
         outs = outputs(inputs, shapes, [weight.dtype, dtype, dtype, dtype], outs, accepts=_ACCEPTED)
@@ -75,12 +79,12 @@ def _embedding_bag(weight, indices, offsets, mode, factors, last, padding, outs,
         offsets,
         factors,
         padding,
-        0 if _ON_CPU else -1,
+        0 if aten.on_cpu() else -1,
         last,
     )
     if not counts:
         fill_zero(sizes)
-    if _ON_CPU and mode != 2:
+    if aten.on_cpu() and mode != 2:
         move(sizes, maximum_rows)
     results = (out, bags, sizes, maximum_rows)
     for given, found in zip(outs, results, strict=False):
@@ -152,8 +156,8 @@ def embedding_bag_dense_backward(
             raise Decline(
                 f"maximum indices of shape {tuple(maximum_indices.shape)} for gradients of {tuple(grad.shape)}"
             )
-        sizes = bag_size if _ON_CPU else None
-        result = add_to_maxima(grad, maximum_indices, sizes, num_weights, -1 if _ON_CPU else padding_idx)
+        sizes = bag_size if aten.on_cpu() else None
+        result = add_to_maxima(grad, maximum_indices, sizes, num_weights, -1 if aten.on_cpu() else padding_idx)
     else:
         if offset2bag.shape != indices.shape or (per_sample_weights is not None and per_sample_weights.stride(0) != 1):
             raise Decline("no bag for each index, or sample weights that are not contiguous")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from tritonite import devices
 from tritonite.dtypes import BITS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.indexing.indices import (
@@ -29,10 +28,9 @@ from tritonite.engine.iteration import (
 )
 from tritonite.engine.outputs import dimensions, outputs
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty, empty_strided, read
-
-_ON_CPU = devices.current.type == "cpu"
 
 
 def only_dimension(dim: int, rank: int) -> int:
@@ -51,7 +49,7 @@ def select(self: torch.Tensor, dim: int, index: torch.Tensor, shape: Sequence[in
     check_index(index)
     outs = outputs((self, index), [shape], [self.dtype], outs, accepts=BITS)
     if not outs[0].numel():
-        if _ON_CPU and index.numel():
+        if aten.on_cpu() and index.numel():
             raise Decline("an index into a tensor without elements, which ATen checks on CPUs")
         return outs
     if not self.shape[dim : dim + 1].numel():
@@ -68,7 +66,7 @@ def index_select(self, dim, index, outs=()):
     dim = only_dimension(dim, self.dim())
     if index.dim() > 1 or not (self.dim() or index.numel() == 1):
         raise Decline(f"an index of shape {tuple(index.shape)}, not a vector")
-    if _ON_CPU and self.dim() < 2 and self.dtype in UNSIGNED:
+    if aten.on_cpu() and self.dim() < 2 and self.dtype in UNSIGNED:
         raise Decline(f"a vector of dtype {self.dtype}, which ATen does not index on CPUs")
     if not self.dim():
         outs = outputs((self, index), [()], [self.dtype], outs, accepts=BITS)
@@ -170,7 +168,7 @@ class Indexed:
             if tensor.dtype is torch.int32:
                 own = list(strides_after_conversion(replaced, own))
             first = first or own
-            if not _ON_CPU and own != first:
+            if aten.on_gpu() and own != first:
                 own = list(contiguous_strides(replaced))
             operands.append((shape, _between_ones(replaced, own, len(lead), len(trail))))
         self.operands = operands
@@ -228,7 +226,7 @@ def _indexed(self: torch.Tensor, indices: Sequence[torch.Tensor | None], outs: A
 
 def _refuse_unsigned(self):
     """Decline dtypes that ATen's kernel for several indices lacks on GPUs."""
-    if not _ON_CPU and self.dtype in UNSIGNED:
+    if aten.on_gpu() and self.dtype in UNSIGNED:
         raise Decline(f"dtype {self.dtype}, for which ATen raises on GPUs")
 
 

@@ -2,18 +2,17 @@
 
 import torch
 
-from tritonite import devices
 from tritonite.dtypes import FLOATS, INTS
 from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.jagged import pad, unpad
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.indexing import check_index
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
 
 # On a CPU ATen raises for sequences beyond the values; on a GPU it does not check.
-_ON_CPU = devices.current.type == "cpu"
 
 
 @operator("_jagged_to_padded_dense_forward", accepts=FLOATS)
@@ -22,7 +21,7 @@ def jagged_to_padded_dense(values, offsets, max_lengths, padding_value=0.0, outs
         raise Decline(f"{len(offsets)} levels of offsets and {len(max_lengths)} of lengths, not one of each")
     if not values.dim() or values.dtype not in FLOATS:
         raise Decline(f"values of {values.dtype} and {values.dim()} dimensions")
-    if values.dim() > 2 and not _ON_CPU:
+    if values.dim() > 2 and aten.on_gpu():
         raise Decline(f"values of {values.dim()} dimensions, for which ATen raises on GPUs")
     (ends,), (longest,) = offsets, max_lengths
     check_index(ends)
@@ -33,7 +32,7 @@ def jagged_to_padded_dense(values, offsets, max_lengths, padding_value=0.0, outs
         raise Decline("values that are not contiguous")
     outputs((values, ends), [], [], (), accepts=FLOATS + INTS)
     result = empty((len(ends) - 1, longest, *inner), values.dtype, values.device)
-    pad(result, values, ends, padding_value, _ON_CPU)
+    pad(result, values, ends, padding_value, aten.on_cpu())
     return (result,)
 
 
@@ -60,6 +59,6 @@ def padded_dense_to_jagged(dense, offsets, total_L=None, outs=()):
     if not total_L:
         return (result,)
     # ATen's kernel for aligned rows of fp16 gives rows behind the last sequence to that sequence.
-    searched = len(dense) - (_ON_CPU or _is_aligned(dense))
-    unpad(result, dense, ends, searched, _ON_CPU)
+    searched = len(dense) - (aten.on_cpu() or _is_aligned(dense))
+    unpad(result, dense, ends, searched, aten.on_cpu())
     return (result,)

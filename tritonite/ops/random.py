@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite import devices
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, NUMBERS, UNSIGNED, opmath
 from tritonite.engine.iteration import (
     broadcast_shape,
@@ -26,6 +25,7 @@ from tritonite.errors import Decline
 from tritonite.language import approximate, libdevice
 from tritonite.language import random as sample
 from tritonite.language.math import multiply_add, true_divide
+from tritonite.ops import aten
 from tritonite.ops.activation import leaky_relu_backward
 from tritonite.ops.arithmetic import add, mul
 from tritonite.ops.creation import alike, check_contiguous, fresh
@@ -34,7 +34,6 @@ from tritonite.registry import operator as any_operator
 from tritonite.runtime.contract import empty, empty_strided, limit, refuse_if_negative, unrepeatable
 from tritonite.runtime.symbols import Limits, limits_of, number_type, zero_or_one
 
-_ON_CPU = devices.current.type == "cpu"
 operator = functools.partial(any_operator, tensors_only=True)
 _DRAWN = (*FLOATS, *COMPLEX)
 _INTEGRAL = (*ALL, *UNSIGNED)
@@ -652,7 +651,7 @@ def _dropped(distribution, self, p, mask_dtype, generator, outs):
 
 @operator("native_dropout", accepts=FLOATS, pin_zero_or_one=("p",))
 def native_dropout(input, p, train, outs=()):
-    if _ON_CPU and not input.numel():
+    if aten.on_cpu() and not input.numel():
         raise Decline("no elements")
     limit(p, _PROBABILITY)
     if train is not False and zero_or_one(p) != 1:
@@ -710,7 +709,7 @@ def _leaked(self, noise, lower, upper, training, generator, outs, strides=None):
         raise Decline(f"noise of {noise.dtype} and shape {tuple(noise.shape)} for {self.dtype} and {tuple(self.shape)}")
     if noise.device != self.device:
         raise Decline(f"noise on {noise.device}, not on {self.device}")
-    if _ON_CPU and training and self.dtype is torch.float16:
+    if aten.on_cpu() and training and self.dtype is torch.float16:
         raise Decline(f"dtype {self.dtype}, which ATen does not serve on CPUs")
     _check_slopes(lower, upper)
     inplace, strides = bool(outs) and outs[0] is self, _contiguous(self) if strides is None else strides

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from tritonite import devices
 from tritonite.dtypes import ALL, BITS, FLOATS, NUMBERS, UNSIGNED, WITH_COMPLEX, opmath
 from tritonite.engine.indexing.indices import (
     IN_RANGE,
@@ -28,6 +27,7 @@ from tritonite.engine.iteration import broadcast_shape, expand_strides, output_s
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
+from tritonite.ops import aten
 from tritonite.ops.conditional import masked_fill_kernel
 from tritonite.ops.creation import ascending
 from tritonite.ops.indexing import Indexed, check_gathered, check_index, only_dimension, only_mask, without_dimension
@@ -35,7 +35,6 @@ from tritonite.registry import exclude, operator, scalar_kernel
 from tritonite.runtime.contract import empty, empty_strided, limit, zeros
 from tritonite.runtime.symbols import limits_of, number_type, zero_or_one
 
-_ON_CPU = devices.current.type == "cpu"
 _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod": MULTIPLY}
 _OPERATIONS |= {"amax": LARGEST, "max": LARGEST, "amin": SMALLEST, "min": SMALLEST}
 
@@ -46,7 +45,7 @@ exclude("_unsafe_masked_index_put_accumulate", "ATen makes it of clamp, masked_f
 
 def refuse_if_deterministic() -> None:
     """Decline if torch's deterministic algorithms are enabled, for which ATen has another kernel or raises."""
-    if not _ON_CPU and torch.are_deterministic_algorithms_enabled():
+    if aten.on_gpu() and torch.are_deterministic_algorithms_enabled():
         raise Decline("a kernel that writes in no order, while deterministic algorithms are enabled")
 
 

@@ -18,11 +18,10 @@ from tritonite.engine.sorting.radix import sort_long_rows
 from tritonite.engine.sorting.runs import Distinct, Runs, write_runs
 from tritonite.engine.sorting.table import slower
 from tritonite.errors import ATEN_IS_FASTER, Decline
+from tritonite.ops import aten
 from tritonite.ops.sorting import sort_into
 from tritonite.registry import exclude, operator
 from tritonite.runtime.contract import decline_if_slower, empty, empty_strided, refuse_if_negative, settings
-
-_ON_CPU = devices.current.type == "cpu"
 
 for _name in ("_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
     exclude(f"{_name}.out", "ATen makes it of the overload without outputs, which has a kernel, and resizes them")
@@ -37,7 +36,7 @@ def _unique(self, inverse, counts):
     outputs((self,), [], [], ())
     if not self.numel():
         return _of_nothing(self, inverse)
-    if self.dtype is torch.bool and not ((inverse and counts) or _ON_CPU):
+    if self.dtype is torch.bool and not ((inverse and counts) or aten.on_cpu()):
         raise Decline("bools without both inverse and counts, where ATen returns others than asked for on GPUs")
     x = self.reshape(-1)
     slow = slower(devices.current.kind).sets and (not (inverse or counts) or self.dtype.itemsize == 8)
@@ -70,7 +69,7 @@ def _results(self, out):
 
 def _of_nothing(self, inverse):
     """Return the results for a tensor without elements. On GPUs ATen always returns an inverse of the shape."""
-    indices = _inverse(self) if inverse or not _ON_CPU else _nothing(self)
+    indices = _inverse(self) if inverse or aten.on_gpu() else _nothing(self)
     return empty((0,), self.dtype, self.device), indices, _nothing(self)
 
 

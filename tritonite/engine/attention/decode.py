@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import table
 from tritonite.engine.attention.problem import AttentionMeta, Problem, compiler_options
 from tritonite.engine.attention.prologue import HeadStrides
 from tritonite.engine.attention.scores import LOG2E, add_bias, exponentials, finite_max, load_bias, score_factor

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import table
 from tritonite.engine.attention.decode import Cut, DecodeMeta, launch_splits, most_blocks
 from tritonite.engine.attention.problem import dot_precision
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import devices
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import table
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.errors import Decline

@@ -224,7 +224,7 @@ def are_few(queries: int, heads: int, multiprocessors: int) -> bool:
 
 def are_short(queries: int, keys: int) -> bool:
     """Return whether queries are few enough to decode, and keys too few, but more than a block."""
-    return queries <= FEW_QUERIES and 64 < keys < MANY_KEYS
+    return queries <= FEW_QUERIES and _BLOCK_KEYS < keys < MANY_KEYS
 
 
 def warp_specialized(
@@ -315,6 +315,8 @@ def registers_for_keys(programs: int, multiprocessors: int) -> int | None:
 # Decoding serves at most FEW_QUERIES queries, FEW_ROWS rows (queries times heads that share a key head), and at least
 # MANY_KEYS keys.
 FEW_QUERIES, FEW_ROWS, MANY_KEYS = 16, 128, 256
+# The keys of one block of the forward kernels' tiles.
+_BLOCK_KEYS = 64
 # Rows of the smallest tile that tensor cores multiply.
 SMALLEST_TILE = 16
 # Fewest keys of a split. A program's blocks wait for each other, while programs that fit on the device run at once.

@@ -23,6 +23,7 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import Index
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
+from tritonite.engine.rows.formulas import add_states
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
@@ -275,12 +276,6 @@ def _add_rows(
         _store_sum(target, total, last, order, n, target_offset, mask, slots_of_target, META)
 
 
-@triton.jit
-def _added(a, b):
-    """Add two sums: the interpreter's `tl.sum` makes 0 of -0."""
-    return a + b
-
-
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _add_partial_sums(
@@ -312,9 +307,9 @@ def _add_partial_sums(
         for start in range(chunk + 1, stop, AT_ONCE):
             other = start + tl.arange(0, AT_ONCE)
             pointers = partial_sums + other.to(tl.int64)[:, None] * 2 * n_columns + column[None, :]
-            # -0 is the identity of sums of -0, too.
+            # -0 is the identity of sums of -0, too, of which the interpreter's `tl.sum` would make 0.
             several = tl.load(pointers, mask=(other < stop)[:, None] & mask[None, :], other=-0.0)
-            total += tl.reduce(several, 0, _added).to(META.compute)
+            total += tl.reduce(several, 0, add_states).to(META.compute)
         target_offset = strided_offset(column, column_shape, column_strides[1])
         _store_sum(target, total, slot, order, n, target_offset, mask, slots_of_target, META)
 

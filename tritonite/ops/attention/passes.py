@@ -1,7 +1,7 @@
 """The kernels that serve a forward or backward pass, and the calls in which ATen's are faster."""
 
 from tritonite import devices
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import table
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.forward import attention

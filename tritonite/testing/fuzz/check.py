@@ -181,11 +181,12 @@ def outcome_in_float64(call: Call) -> Outcome:
 
 
 def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
-    # Copies, because float64 tensors are not copied by the conversion, and references write running statistics.
-    wide = call.map(Copies()).map(functools.partial(to_reference, integers=integers))
+    wide = call.map(functools.partial(to_reference, integers=integers))
     function = REFERENCES.get(call.op.packet)
     if function is None:
         return outcome(wide)
+    # The conversion copies no float64 tensor, and references write running statistics.
+    wide = wide.map(Copies())
     try:
         given = {name: x for name, x in wide.arguments.items() if name not in call.op.out_names}
         return Outcome(function(*[given.pop(name) for name in call.op.names[: call.op.positional]], **given), wide)

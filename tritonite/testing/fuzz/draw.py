@@ -218,6 +218,7 @@ class Drawer:
         """Return the same elements in another layout, or as they are."""
         way = self.random.random()
         rank = tensor.dim()
+        # Gaps along many dimensions would multiply to more memory than there is.
         if way < 0.5 or rank > 8:
             return tensor
         if way < 0.65 and rank > 1:

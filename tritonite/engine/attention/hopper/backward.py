@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonite import devices
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import table
 from tritonite.engine.attention.hopper.backward_dkdv import (
     DkdvMeta,
     add_heads,

@@ -12,7 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout
 
 from tritonite import devices
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import table
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.kernels.hopper import in_shared_memory, load
 from tritonite.engine.iteration import power_of_2

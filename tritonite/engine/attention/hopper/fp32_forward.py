@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import table
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.fp32_tiles import (
     kernel_meta,

@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritonite import devices
-from tritonite.engine.attention import table as table
+from tritonite.engine.attention import table
 from tritonite.engine.attention.hopper.backward_dq import query_tile
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.problem import AttentionMeta, Problem, dot_precision
