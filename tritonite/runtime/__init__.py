@@ -10,6 +10,7 @@ In the order in which a call meets them:
 - symbols: numbers that a plan does not hold
 - hollow: tensors without memory, for recordings that run nothing
 - libentry: `libentry`, a cache of compiled kernels around any Triton kernel
+- nested: kernel arguments in tuples and NamedTuples
 - launch: kernel specialisations, and launches whose arguments an engine lays out itself
 - interpreter: Triton's interpreter, changed to compute what a GPU computes
 - stats: counters of calls served and declined

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from tritonite.errors import CapturedInPart, Decline
 from tritonite.language.order import waits
 from tritonite.runtime import cache, contract, progress
 from tritonite.runtime.interpreter import interpreting
+from tritonite.runtime.nested import flatten, nest
 from tritonite.runtime.symbols import value_of
 
 # Compile options of kernels with assertions, which stop the program as ATen's assertions do.
@@ -58,6 +59,7 @@ class Specialization:
 
     Args:
         signature: the Triton type of every parameter: nested tuples for tuple parameters, "constexpr" for constants.
+            The types of a NamedTuple's fields are a NamedTuple of the same class.
         constants, attributes: Triton's, by path: the parameter's index, then indices in nested tuples.
         leading: the first arguments. Next come the tuple of operands, the tuple of outputs, and `fixed`.
         trailing: the last arguments of `fixed`.
@@ -142,9 +144,8 @@ class Launch:
                 return self(operands, outs)
         if (recorder := contract.recorder()) is not None:
             specialization = self.specialization
-            values = [*operands, *outs]
-            for sized in self._fixed[: len(self._fixed) - len(specialization.trailing)]:
-                _flatten_into(sized, values)
+            kinds = tuple(specialization.signature.values())[len(self._leading) + 2 :]
+            values = [*operands, *outs, *flatten(kinds, self._fixed)]
             size = (specialization.grid, 1, 1)
             recorder.add(specialization.types, values, size, self.compiled, self._replay)
             if recorder.dry:
@@ -164,9 +165,8 @@ class Launch:
         self._run(grid, 1, 1, stream, *self._packed, metadata, enter, exit_, *arguments)
 
     def _replay(self, values: list[Any], grid: tuple[int, ...]) -> None:
-        kinds, trailing = tuple(self.specialization.signature.values()), self.specialization.trailing
-        between = [None] * (len(kinds) - len(self._leading) - len(trailing))
-        self._interpret(nest(kinds, (*self._leading, *between, *trailing), iter(values)))
+        kinds = tuple(self.specialization.signature.values())
+        self._interpret(nest(kinds, (*self._leading, None, None, *self._fixed), iter(values)))
 
     def _interpret(self, values: tuple[Any, ...]) -> None:
         with interpreting():
@@ -203,30 +203,6 @@ def active_hooks() -> tuple[Any, Any]:
 def dependent_options(kernel: Any, target: GPUTarget) -> dict[str, Any]:
     """Return `DEPENDENT` if the kernel waits for the launch before and the target has dependent launches, else {}."""
     return DEPENDENT if devices.prepares_launches(target.backend, target.arch) and waits(kernel) else {}
-
-
-def _flatten_into(value: Any, flat: list[Any]) -> None:
-    if type(value) is tuple:
-        for item in value:
-            _flatten_into(item, flat)
-    else:
-        flat.append(value)
-
-
-def flatten(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield the leaves of nested argument tuples, without constexprs. `kinds` has their Triton types, nested alike."""
-    for kind, value in zip(kinds, values, strict=True):
-        if type(kind) is tuple:
-            yield from flatten(kind, value)
-        elif kind != "constexpr":
-            yield value
-
-
-def nest(kinds: Any, constants: Any, leaves: Iterator[Any]) -> Any:
-    """Nest `leaves` like `kinds`, the reverse of `flatten`. `constants`, nested alike, gives the constexprs."""
-    if type(kinds) is not tuple:
-        return constants if kinds == "constexpr" else next(leaves)
-    return tuple([nest(kind, constants and constants[i], leaves) for i, kind in enumerate(kinds)])
 
 
 def _compile_for(specialization: Specialization, device_index: int) -> CompiledKernel:

@@ -27,8 +27,9 @@ from tritonite.errors import InvalidDeclaration
 from tritonite.language.order import waits
 from tritonite.runtime import contract, launch
 from tritonite.runtime.interpreter import interpreting
-from tritonite.runtime.launch import DESCRIPTORS, LaunchDescription, Specialization, flatten, nest
+from tritonite.runtime.launch import DESCRIPTORS, LaunchDescription, Specialization
 from tritonite.runtime.locks import brief, fork_safe_lock
+from tritonite.runtime.nested import flatten, nest, retyped
 from tritonite.runtime.symbols import Symbol, value_of
 
 # Compiled kernels, and tuned configs, that a LibEntry keeps at most.
@@ -164,7 +165,7 @@ class LibEntry(KernelInterface):
 
         def kind(value: Any, path: tuple[int, ...], parameter: Any) -> Any:
             if isinstance(value, tuple):
-                return tuple([kind(item, (*path, i), parameter) for i, item in enumerate(value)])
+                return retyped(value, [kind(item, (*path, i), parameter) for i, item in enumerate(value)])
             if isinstance(value, torch.Tensor):
                 attributes[path] = [["tt.divisibility", 16]]
                 return "*" + _TYPE_NAMES[value.dtype]
@@ -231,7 +232,8 @@ class LibEntry(KernelInterface):
                 self.jit.run(grid=size, warmup=False, **dict(zip(names, given, strict=True)))
 
         for parameter in self.jit.params if kernel is not None else ():
-            if isinstance(bound.get(parameter.name), Symbol) and not _takes_any(parameter):
+            given = bound.get(parameter.name)
+            if _has_symbol(given) and (isinstance(given, tuple) or not _takes_any(parameter)):
                 recorder.unrecordable(f"the kernel is specialised for parameter {parameter.name}, a number of the call")
         types = tuple(flatten(kinds, kinds))
         recorder.add(types, list(flatten(kinds, values)), size, kernel, interpret)
@@ -318,7 +320,8 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
     if isinstance(value, tuple):
         # Triton ignores do_not_specialize for the elements of a tuple.
         items = tuple(_specialization(item, True, True) for item in value)
-        return None if None in items else items
+        # A NamedTuple equals a tuple with its items, but a kernel reads its fields by name.
+        return None if None in items else (type(value), *items) if hasattr(value, "_fields") else items
     if isinstance(value, DESCRIPTORS):
         layout = getattr(value, "layout", None)
         return "descriptor", value.base.dtype, tuple(value.block_shape), value.padding, layout
@@ -328,12 +331,12 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
 def _kind(value: Any) -> Any:
     """Return a stand-in for a Triton type, which the interpreter lacks: "*" for what a plan takes from the call."""
     if isinstance(value, tuple):
-        return tuple(map(_kind, value))
+        return retyped(value, [_kind(item) for item in value])
     return "*" if isinstance(value, (torch.Tensor, *DESCRIPTORS, Symbol)) else "constexpr"
 
 
 def _has_symbol(value: Any) -> bool:
-    return isinstance(value, Symbol) or (type(value) is tuple and any(map(_has_symbol, value)))
+    return isinstance(value, Symbol) or (isinstance(value, tuple) and any(map(_has_symbol, value)))
 
 
 def _takes_any(parameter: Any) -> bool:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tritonite.runtime.nested import retyped
+
 
 class SlotKind(enum.IntEnum):
     """The part of an argument's number that a key holds, as in state.h of the native dispatcher.
@@ -159,4 +161,4 @@ def value_of(value: Any) -> Any:
     """Return a value with symbols replaced by this call's numbers. For launching only, never for decisions."""
     if isinstance(value, Symbol):
         return value.value
-    return tuple([value_of(item) for item in value]) if type(value) is tuple else value
+    return retyped(value, [value_of(item) for item in value]) if isinstance(value, tuple) else value

@@ -15,7 +15,8 @@ from tritonite.engine.pointwise.blocks import block_size, choose_tile, inverse, 
 from tritonite.engine.pointwise.kernels import elementwise_flat, elementwise_tile
 from tritonite.engine.pointwise.layout import VARIANTS, Layout, Operand
 from tritonite.engine.pointwise.promotion import KernelTypes
-from tritonite.runtime.launch import ASSERTING, Specialization, flatten
+from tritonite.runtime.launch import ASSERTING, Specialization
+from tritonite.runtime.nested import flatten
 
 
 class IterationSpace(NamedTuple):
