@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -113,6 +113,14 @@ def digit_of(value, shift, KEYS: tl.constexpr):
     return ((unsigned_key(value, KEYS) >> shift) & 255).to(tl.int32)
 
 
+class RowLayout(NamedTuple):
+    """Sizes and strides of rows, as kernels take them; `Rows` explains the fields."""
+
+    shape: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    steps: tuple[int, ...]
+
+
 class Rows:
     """The layout of rows along one dimension of several tensors, whose other sizes are equal.
 
@@ -132,3 +140,8 @@ class Rows:
         self.steps = tuple(tensor.stride(dim) for tensor in tensors)
         reach = max([span(tensor.shape, tensor.stride()) for tensor in tensors], default=0)
         self.index: Any = tl.int64 if reach >= INT32_LIMIT else tl.int32
+
+    @property
+    def layout(self) -> RowLayout:
+        """The layout of all tensors."""
+        return RowLayout(self.shape, self.strides, self.steps)

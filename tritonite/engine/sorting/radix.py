@@ -14,6 +14,8 @@ needs no pass: `_plan_passes` finds such digits on the device and tells each pas
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -23,7 +25,7 @@ from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import sort_rows
-from tritonite.engine.sorting.keys import Keys, Rows, as_integers, digit_of
+from tritonite.engine.sorting.keys import Keys, RowLayout, Rows, as_integers, digit_of
 from tritonite.engine.sorting.lookback import TICKET_INT32, check_length, counts_before, is_skipped, publish_counts
 from tritonite.engine.sorting.table import SORTING
 from tritonite.engine.sorting.thread_tiles import index_in_block, load_block
@@ -47,6 +49,27 @@ _HELD = 32 * 1024
 _DIGITS = tl.constexpr(256)
 # The keys of indices, which are sorted as they are.
 _INDEX_KEYS = Keys(bits=32, infinity=0, signed=False, descending=False)
+
+
+@dataclass(frozen=True)
+class RadixMeta:
+    """Compile-time facts of the kernels.
+
+    `keys` and `index_keys` are the orders of elements and of the numbers that go with them; `index` is the type of
+    offsets. A block has `threads` with `each` elements.
+
+    Only `_count_digits` uses the last three. A program counts the digits of all `passes` in `counted` blocks. Each
+    counter has `copies`, in neighbouring banks of shared memory.
+    """
+
+    keys: Keys
+    index: Any
+    threads: int
+    each: int
+    index_keys: Keys = _INDEX_KEYS
+    passes: int = 0
+    counted: int = 0
+    copies: int = 0
 
 
 @triton.jit
@@ -143,19 +166,13 @@ def _sort_held(
     x,
     given,
     counts,
-    shape,
-    strides,
-    steps,
+    layout,
     n,
     limit,
     passes,
     shift,
     given_passes,
-    INDEX_KEYS: tl.constexpr,
-    KEYS: tl.constexpr,
-    INDEX: tl.constexpr,
-    THREADS: tl.constexpr,
-    EACH: tl.constexpr,
+    META: tl.constexpr,
 ):
     """Sort the program's row; write its first `limit` elements, and their indices or the numbers `given` for them.
 
@@ -163,10 +180,13 @@ def _sort_held(
     digits from bit `shift` on.
     """
     wait_for_previous_launch()
-    row = tl.program_id(0).to(INDEX)
+    THREADS: tl.constexpr = META.threads
+    EACH: tl.constexpr = META.each
+    shape, strides, steps = layout.shape, layout.strides, layout.steps
+    row = tl.program_id(0).to(META.index)
     if len(counts) > 0:
         n = tl.load(counts[0] + row)
-    begin = tl.zeros((), INDEX)
+    begin = tl.zeros((), META.index)
     value = load_block(x + strided_offset(row, shape, strides[0]), begin, steps[0], n, THREADS, EACH)
     payload = ()
     if len(given) > 0:
@@ -177,10 +197,10 @@ def _sort_held(
     own = _own_room(value)
     if len(counts) > 0:
         for i in range(given_passes):
-            digits = _digits_of(payload, shift + 8 * i, n, INDEX_KEYS)
+            digits = _digits_of(payload, shift + 8 * i, n, META.index_keys)
             value, payload = _sort_by_one_digit(own, value, payload, digits)
     for i in range(passes):
-        value, payload = _sort_by_one_digit(own, value, payload, _digits_of(value, 8 * i, n, KEYS))
+        value, payload = _sort_by_one_digit(own, value, payload, _digits_of(value, 8 * i, n, META.keys))
     for k in tl.static_range(EACH):
         index = begin + index_in_block(k, THREADS, EACH)
         mask = index < limit
@@ -204,25 +224,23 @@ def _count_digits(
     n_rows,
     n,
     blocks,
-    PASSES: tl.constexpr,
-    COUNTED: tl.constexpr,
-    COPIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    INDEX: tl.constexpr,
-    THREADS: tl.constexpr,
-    EACH: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """Count the digits of all passes in COUNTED blocks of a row, unless the skip flag is 0.
+    """Count the digits of all passes in `META.counted` blocks of a row, unless the skip flag is 0.
 
-    Each counter has COPIES, in neighbouring banks of shared memory, which neighbouring threads take in turn. So
-    threads whose digits are equal do not all wait for one counter.
+    Neighbouring threads take the copies of a counter in turn. So threads whose digits are equal do not all wait for one
+    counter.
     """
     wait_for_previous_launch()
     if is_skipped(skip_flag):
         return
+    PASSES: tl.constexpr = META.passes
+    COPIES: tl.constexpr = META.copies
+    THREADS: tl.constexpr = META.threads
+    EACH: tl.constexpr = META.each
     COUNTERS: tl.constexpr = PASSES * COPIES * _DIGITS
-    row = (tl.program_id(0) // blocks).to(INDEX)
-    begin = (tl.program_id(0) % blocks).to(INDEX) * (THREADS * EACH * COUNTED)
+    row = (tl.program_id(0) // blocks).to(META.index)
+    begin = (tl.program_id(0) % blocks).to(META.index) * (THREADS * EACH * META.counted)
     source = x + strided_offset(row, shape, strides)
     digits = tl.arange(0, _DIGITS)
     # The last counter is for lanes behind the row's end.
@@ -232,13 +250,13 @@ def _count_digits(
     tl.debug_barrier()
     one = tl.full((THREADS,), 1, tl.int32)
     copy = tl.arange(0, THREADS) % COPIES
-    for j in range(COUNTED):
+    for j in range(META.counted):
         first = begin + j * (THREADS * EACH)
         value = load_block(source, first, step, n, THREADS, EACH)
         for k in tl.static_range(EACH):
             inside = first + index_in_block(k, THREADS, EACH) < n
             for i in tl.static_range(PASSES):
-                digit = digit_of(value[k], 8 * i, KEYS) + i * _DIGITS
+                digit = digit_of(value[k], 8 * i, META.keys) + i * _DIGITS
                 add_shared(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
     tl.debug_barrier()
     for i in tl.static_range(PASSES):
@@ -300,19 +318,14 @@ def _sort_by_digit(
     starts,
     routes,
     scratch,
-    shape,
-    strides,
-    steps,
+    layout,
     n,
     blocks,
     limit,
     shift,
     buffer_stride: tl.int64,
     TICKET: tl.constexpr,
-    KEYS: tl.constexpr,
-    INDEX: tl.constexpr,
-    THREADS: tl.constexpr,
-    EACH: tl.constexpr,
+    META: tl.constexpr,
 ):
     """Sort a block of a row by the digit at bit `shift`, and scatter it to the digits' positions in the row.
 
@@ -320,6 +333,10 @@ def _sort_by_digit(
     each operand has two, `buffer_stride` elements after each other. The result gets the first `limit` elements.
     """
     wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    THREADS: tl.constexpr = META.threads
+    EACH: tl.constexpr = META.each
+    shape, strides, steps = layout.shape, layout.strides, layout.steps
     ticket = tl.atomic_add(scratch, 1, sem="relaxed")
     row, block = (ticket // blocks).to(INDEX), ticket % blocks
     route = tl.load(routes + row)
@@ -336,7 +353,7 @@ def _sort_by_digit(
         step = tl.where(first, steps[0], 1)
         value = load_block(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
         buffer = _own_room(value)
-        positions, own = positions_by_digit(buffer, _digits_of(value, shift, valid, KEYS))
+        positions, own = positions_by_digit(buffer, _digits_of(value, shift, valid, META.keys))
         counts = scratch + TICKET + row.to(tl.int64) * blocks * _DIGITS
         publish_counts(counts, block, own)
         value = _exchange(buffer, value, positions)
@@ -369,7 +386,7 @@ def _sort_by_digit(
         most = tl.where(final, limit, n)
         for k in tl.static_range(EACH):
             index = index_in_block(k, THREADS, EACH)
-            moved = index + load_shared(table, digit_of(value[k], shift, KEYS), index)
+            moved = index + load_shared(table, digit_of(value[k], shift, META.keys), index)
             mask = (index < valid) & (moved < most)
             tl.store(target + moved.to(INDEX) * step, value[k].to(x.dtype.element_ty), mask=mask & inside)
             if len(indices) > 0:
@@ -378,16 +395,26 @@ def _sort_by_digit(
                 tl.store(pointers, payload[k].to(indices[0].dtype.element_ty), mask=mask & final)
 
 
-def _threads(elements: int, each: int, alone: bool = False) -> dict[str, int]:
-    """Return launch options of a block of `elements` elements, `each` of them in a thread.
+def _threads(elements: int, each: int) -> int:
+    """Return the number of threads of a block of `elements` elements, `each` of them in a thread."""
+    return max(1 if devices.current.interpreted else 32, elements // each)
+
+
+def _options(threads: int, alone: bool = False) -> dict[str, int]:
+    """Return compile options of a block of so many threads.
 
     `alone` says that keys have 32 bits at most and no indices go with them, which takes fewer registers.
     """
     device = devices.current
-    threads = max(1 if device.interpreted else 32, elements // each)
     chosen = SORTING[device.kind]
-    options = {"maxnreg": chosen.registers_alone if alone else chosen.registers} if device.ptx else {}
-    return {"THREADS": threads, "EACH": each, "num_warps": max(1, threads // 32), **options}
+    registers = {"maxnreg": chosen.registers_alone if alone else chosen.registers} if device.ptx else {}
+    return {"num_warps": max(1, threads // 32), **registers}
+
+
+def _held_meta(keys: Keys, index: Any, elements: int) -> RadixMeta:
+    """Return the facts of a kernel that holds a row of `elements` elements, a power of two."""
+    each = min(_EACH, max(1, elements // 32))
+    return RadixMeta(keys, index, _threads(elements, each), each)
 
 
 def longest_held(keys: Keys) -> int:
@@ -411,18 +438,17 @@ def sort_held_rows(
     any_target = values if values is not None else indices
     assert any_target is not None
     operands = (x, any_target, any_target if indices is None else indices, x if given is None else given)
-    rows, length = Rows(operands, dim), power_of_2(x.shape[dim])
+    rows = Rows(operands, dim)
+    meta = _held_meta(keys, rows.index, power_of_2(x.shape[dim]))
     _sort_held[(rows.n_rows,)](
         () if values is None else (as_integers(values),),
         () if indices is None else (indices,),
         as_integers(x),
         () if given is None or indices is None else (given,),
         (),
-        *(rows.shape, rows.strides, rows.steps, x.shape[dim], any_target.shape[dim], keys.passes, 0, 0),
-        INDEX_KEYS=_INDEX_KEYS,
-        KEYS=keys,
-        INDEX=rows.index,
-        **_threads(length, min(_EACH, max(1, length // 32))),
+        *(rows.layout, x.shape[dim], any_target.shape[dim], keys.passes, 0, 0),
+        META=meta,
+        **_options(meta.threads),
     )
 
 
@@ -448,19 +474,18 @@ def sort_selected_rows(
     strides = [slots]
     for size in rows.shape:
         strides.append(strides[-1] * size)
-    own, length = tuple(strides), power_of_2(slots)
+    own = tuple(strides)
+    layout = RowLayout(rows.shape, (own, *rows.strides[1:], own), (1, *rows.steps[1:], 1))
+    meta = _held_meta(keys, tl.int64 if n_rows * slots >= INT32_LIMIT else rows.index, power_of_2(slots))
     _sort_held[(n_rows,)](
         (as_integers(values),),
         (indices,),
         selected,
         (selected_indices,),
         (counts,),
-        *(rows.shape, (own, *rows.strides[1:], own), (1, *rows.steps[1:], 1), slots, limit, keys.passes),
-        *(ordered_bits, -(-max(0, bits - ordered_bits) // 8)),
-        INDEX_KEYS=_INDEX_KEYS,
-        KEYS=keys,
-        INDEX=tl.int64 if n_rows * slots >= INT32_LIMIT else rows.index,
-        **_threads(length, min(_EACH, max(1, length // 32))),
+        *(layout, slots, limit, keys.passes, ordered_bits, -(-max(0, bits - ordered_bits) // 8)),
+        META=meta,
+        **_options(meta.threads),
     )
 
 
@@ -514,8 +539,8 @@ def sort_long_rows(
     assert any_target is not None
     alone = indices is None and keys.bits <= 32
     each = _WIDE_EACH if keys.bits == 64 else _ALONE_EACH if alone else _SHARED_EACH
-    facts = _threads(_BLOCK // _EACH * each, each, alone)
-    blocks = -(-n // (facts["THREADS"] * facts["EACH"]))
+    threads = _threads(_BLOCK // _EACH * each, each)
+    blocks = -(-n // (threads * each))
     passes = keys.passes if passes is None else passes
     # A pass has a ticket counter and the published counts of its blocks.
     scratch_of_pass = TICKET_INT32 + n_rows * blocks * _DIGITS.value
@@ -527,14 +552,19 @@ def sort_long_rows(
     rows = Rows((x,), dim)
     counters = -(-n // (_BLOCK * _COUNTED))
     flag = () if skip_flag is None else (skip_flag,)
+    meta = RadixMeta(
+        keys,
+        rows.index,
+        threads=_threads(_BLOCK, _EACH),
+        each=_EACH,
+        passes=passes,
+        counted=_COUNTED,
+        copies=min(_COPIES, 32 // passes),
+    )
     _count_digits[(n_rows * counters,)](
         *(totals, flag, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, counters),
-        PASSES=passes,
-        COUNTED=_COUNTED,
-        COPIES=min(_COPIES, 32 // passes),
-        KEYS=keys,
-        INDEX=rows.index,
-        **_threads(_BLOCK, _EACH),
+        META=meta,
+        **_options(meta.threads),
     )
     _plan_passes[(n_rows,)](routes, totals, flag, n_rows, n, PASSES=passes, num_warps=8)
     shape = (min(2, passes - 1), n_rows, n)
@@ -550,9 +580,8 @@ def sort_long_rows(
             () if given is None or indices is None else (given,),
             *(value_buffers, payload_buffers, totals[i * n_rows * _DIGITS.value :], routes[i]),
             scratch[i * scratch_of_pass :],
-            *(rows.shape, rows.strides, rows.steps, n, blocks, any_target.shape[dim], 8 * i, n_rows * n),
+            *(rows.layout, n, blocks, any_target.shape[dim], 8 * i, n_rows * n),
             TICKET=TICKET_INT32,
-            KEYS=keys,
-            INDEX=rows.index,
-            **facts,
+            META=RadixMeta(keys, rows.index, threads, each),
+            **_options(threads, alone),
         )

@@ -12,6 +12,8 @@ to it. `write_few_smallest` stops as soon as few enough elements remain for one 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -166,6 +168,26 @@ def _shifted_to_unsigned(key, KEYS: tl.constexpr):
     return result
 
 
+@dataclass(frozen=True)
+class DigitMeta:
+    """Compile-time facts of a launch that counts a digit.
+
+    The digit has `bits` bits from `shift` on, of the key or, with `of_index`, of the index among elements of the key
+    that is found. `first` says that no bit is found yet. `shared` counts in shared memory. `mode` says how nan count in
+    the rank. `index` is the type of offsets, `block` the elements of a block.
+    """
+
+    first: bool
+    of_index: bool
+    bits: int
+    shift: int
+    mode: int
+    shared: bool
+    keys: Keys
+    index: Any
+    block: int
+
+
 @libentry()
 @triton.jit(do_not_specialize=["programs", "counted", "rank", "enough"])
 def _count_digit(
@@ -182,38 +204,32 @@ def _count_digit(
     counted,
     rank,
     enough,
-    FIRST: tl.constexpr,
-    OF_INDEX: tl.constexpr,
-    SHARED: tl.constexpr,
-    BITS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    MODE: tl.constexpr,
-    KEYS: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK: tl.constexpr,
+    META: tl.constexpr,
 ):
     """Count a digit in `counted` blocks of a row, of the elements that match the bits found so far.
 
     The last of the row's `programs` picks the digit, writes the row's state and zeroes the counts for the next launch.
-    OF_INDEX says that the whole key is found, and that the digit is of the index among elements of that key. Nothing
-    is done if at most `enough` elements are before or match the bits found so far.
+    Nothing is done if at most `enough` elements are before or match the bits found so far.
     """
     wait_for_previous_launch()
+    BITS: tl.constexpr = META.bits
+    SHIFT: tl.constexpr = META.shift
+    BLOCK: tl.constexpr = META.block
     DIGITS: tl.constexpr = 2**BITS
-    row = (tl.program_id(0) // programs).to(INDEX)
+    row = (tl.program_id(0) // programs).to(META.index)
     program = tl.program_id(0) % programs
     digits = tl.arange(0, DIGITS)
     known = state + row * _STATE
-    if FIRST:
+    if META.first:
         found = tl.zeros((), tl.int64)
-        left = wanted_rank(n, tl.load(nans + row), rank, MODE).to(tl.int64)
+        left = wanted_rank(n, tl.load(nans + row), rank, META.mode).to(tl.int64)
         matching = found + n
     else:
         found, left, matching = tl.load(known + _KEY), tl.load(known + _RANK), tl.load(known + _MATCHING)
     if rank - left + matching > enough:
-        above = tl.load(known + _INDEX) if OF_INDEX else found
+        above = tl.load(known + _INDEX) if META.of_index else found
         source = x + strided_offset(row, shape, strides)
-        if SHARED:
+        if META.shared:
             # The last counter is for elements that are not counted.
             own = alloc_shared(DIGITS + 1, tl.int32)
             store_shared(own, digits, tl.zeros((DIGITS,), tl.int32))
@@ -221,20 +237,20 @@ def _count_digit(
         else:
             here = tl.zeros((DIGITS,), tl.int32)
         for j in range(counted):
-            index = program.to(INDEX) * (BLOCK * counted) + j * BLOCK + tl.arange(0, BLOCK)
+            index = program.to(META.index) * (BLOCK * counted) + j * BLOCK + tl.arange(0, BLOCK)
             mask = index < n
-            key = unsigned_key(tl.load(source + index * step, mask=mask, other=0), KEYS)
-            if OF_INDEX:
+            key = unsigned_key(tl.load(source + index * step, mask=mask, other=0), META.keys)
+            if META.of_index:
                 mask = mask & (key == found.to(key.dtype))
                 key = index
-            if not FIRST:
+            if not META.first:
                 mask = mask & ((key >> (SHIFT + BITS)) == above.to(key.dtype))
             digit = ((key >> SHIFT) & (DIGITS - 1)).to(tl.int32)
-            if SHARED:
+            if META.shared:
                 add_shared(own, tl.where(mask, digit, DIGITS), tl.full((BLOCK,), 1, tl.int32))
             else:
                 here += tl.histogram(digit, DIGITS, mask=mask)
-        if SHARED:
+        if META.shared:
             tl.debug_barrier()
             here = load_shared(own, digits, tl.zeros((DIGITS,), tl.int32))
         pointers = counts + row.to(tl.int64) * DIGITS + digits
@@ -243,10 +259,10 @@ def _count_digit(
         if tl.atomic_add(done + row, 1, sem="acq_rel") == programs - 1:
             count = tl.load(pointers, volatile=True)
             digit = tl.sum((tl.cumsum(count, axis=0) <= left).to(tl.int32), axis=0)
-            tl.store(known + _KEY, found if OF_INDEX else (found << BITS) | digit)
-            tl.store(known + _KEY_SHIFT, tl.full((), 0 if OF_INDEX else SHIFT, tl.int64))
-            tl.store(known + _INDEX, (above << BITS) | digit if OF_INDEX else tl.zeros((), tl.int64))
-            tl.store(known + _INDEX_SHIFT, tl.full((), SHIFT if OF_INDEX else _ALL_INDICES, tl.int64))
+            tl.store(known + _KEY, found if META.of_index else (found << BITS) | digit)
+            tl.store(known + _KEY_SHIFT, tl.full((), 0 if META.of_index else SHIFT, tl.int64))
+            tl.store(known + _INDEX, (above << BITS) | digit if META.of_index else tl.zeros((), tl.int64))
+            tl.store(known + _INDEX_SHIFT, tl.full((), SHIFT if META.of_index else _ALL_INDICES, tl.int64))
             tl.store(known + _RANK, left - tl.sum(tl.where(digits < digit, count, 0), axis=0))
             tl.store(known + _MATCHING, tl.sum(tl.where(digits == digit, count, 0), axis=0).to(tl.int64))
             tl.store(pointers, tl.zeros_like(count))
@@ -303,9 +319,7 @@ def _take_smallest(
     state,
     scratch,
     x,
-    shape,
-    strides,
-    steps,
+    layout,
     n,
     blocks,
     k,
@@ -320,6 +334,7 @@ def _take_smallest(
     Elements keep their order within the two classes, whose counts in earlier blocks come by look-back.
     """
     wait_for_previous_launch()
+    shape, strides, steps = layout.shape, layout.strides, layout.steps
     ticket = tl.atomic_add(scratch, 1, sem="relaxed")
     row, block = (ticket // blocks).to(INDEX), ticket % blocks
     index = (block * BLOCK + tl.arange(0, BLOCK)).to(INDEX)
@@ -438,7 +453,6 @@ def _searched(x: torch.Tensor, rows: Rows, n: int, rank: int, mode: int, keys: K
     """
     check_length(n)
     n_rows, blocks = rows.n_rows, -(-n // _BLOCK)
-    facts = {"KEYS": keys, "INDEX": rows.index, "BLOCK": _BLOCK, "num_warps": _warps()}
     space = (as_integers(x), rows.shape, rows.strides[0], rows.steps[0], n)
     passes = list(_digits(keys, n, rank + 1, enough))
     size = n_rows * 2 ** max(bits for _, bits, _ in passes)
@@ -446,19 +460,27 @@ def _searched(x: torch.Tensor, rows: Rows, n: int, rank: int, mode: int, keys: K
     nans = scratch[size + n_rows :]
     state = empty((n_rows, _STATE.value), torch.int64, x.device)
     if mode != BY_RANK and keys.infinity:
-        _count_nans[(n_rows * blocks,)](nans, *space, blocks, **facts)
+        _count_nans[(n_rows * blocks,)](
+            *(nans, *space, blocks), KEYS=keys, INDEX=rows.index, BLOCK=_BLOCK, num_warps=_warps()
+        )
     counted = _blocks_of_program(n_rows * blocks, _PROGRAMS, x.device)
     programs = -(-blocks // counted)
     for i, (of_index, bits, shift) in enumerate(passes):
+        meta = DigitMeta(
+            first=i == 0,
+            of_index=of_index,
+            bits=bits,
+            shift=shift,
+            mode=mode,
+            shared=devices.current.ptx,
+            keys=keys,
+            index=rows.index,
+            block=_BLOCK,
+        )
         _count_digit[(n_rows * programs,)](
             *(scratch, scratch[size:], state, nans, *space, programs, counted, rank, enough),
-            FIRST=i == 0,
-            OF_INDEX=of_index,
-            SHARED=devices.current.ptx,
-            BITS=bits,
-            SHIFT=shift,
-            MODE=mode,
-            **facts,
+            META=meta,
+            num_warps=_warps(),
         )
     return state
 
@@ -535,7 +557,7 @@ def take_smallest(x: torch.Tensor, dim: int, k: int, keys: Keys, values: torch.T
     scratch = zeros((TICKET_INT32 + rows.n_rows * blocks * _CLASSES.value,), torch.int32, x.device)
     _take_smallest[(rows.n_rows * blocks,)](
         *(as_integers(values), indices, state, scratch, as_integers(x)),
-        *(rows.shape, rows.strides, rows.steps, n, blocks, k),
+        *(rows.layout, n, blocks, k),
         TICKET=TICKET_INT32,
         CLASSES=_CLASSES.value,
         KEYS=keys,

@@ -273,9 +273,7 @@ def _sort_selected(
     selected_indices,
     counts,
     x,
-    shape,
-    strides,
-    steps,
+    layout,
     n_rows,
     k,
     first,
@@ -292,6 +290,7 @@ def _sort_selected(
     half of the sorted row by the next WIDTH / 2 elements.
     """
     wait_for_previous_launch()
+    shape, strides, steps = layout.shape, layout.strides, layout.steps
     INTEGER: tl.constexpr = selected.dtype.element_ty
     HALF: tl.constexpr = INTEGER.primitive_bitwidth // 2
     row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
@@ -456,7 +455,7 @@ def write_smallest(
     _sort_selected[(-(-rows.n_rows // each),)](
         as_integers(values),
         () if indices is None else (indices,),
-        *(selected.keys, selected.indices, selected.counts, as_integers(x), rows.shape, rows.strides, rows.steps),
+        *(selected.keys, selected.indices, selected.counts, as_integers(x), rows.layout),
         *(rows.n_rows, k, first, selected.slots),
         MERGES=selected.slots > width,
         KEYS=keys,
