@@ -41,8 +41,7 @@ def embedding_dense_backward(grad_output, indices, num_weights, padding_idx, sca
         [Index(indices, (*indices.stride(), 0), num_weights, (width,))],
         grad_output,
         grad_output.stride(),
-        added=False,
-        averaged=scale_grad_by_freq,
+        overwrite="mean" if scale_grad_by_freq else "sum",
         skipped=padding_idx if padding_idx >= 0 else -(2**31),
         message=IN_RANGE,
     )

@@ -5,7 +5,7 @@ import torch
 from tritonite.dtypes import FLOATS, INTS
 from tritonite.engine.indexing.bags import add_to_maxima, combine_bags, factor_gradients
 from tritonite.engine.indexing.indices import IN_RANGE, Index
-from tritonite.engine.indexing.segments import add_rows_at
+from tritonite.engine.indexing.segments import Bags, add_rows_at
 from tritonite.engine.movement import fill_zero, move
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
@@ -170,13 +170,10 @@ def embedding_bag_dense_backward(
             [Index(indices, (1, 0), num_weights, (grad.shape[1],))],
             grad,
             grad.stride(),
-            added=False,
-            averaged=scale_grad_by_freq,
+            overwrite="mean" if scale_grad_by_freq else "sum",
             skipped=padding_idx if padding_idx >= 0 else -(2**31),
             message=IN_RANGE,
-            bags=offset2bag,
-            row_factors=per_sample_weights,
-            bag_sizes=bag_size if mode == 1 else None,
+            bags=Bags(offset2bag, per_sample_weights, bag_size if mode == 1 else None),
         )
     for out in outs:
         move(result, out)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -314,6 +314,17 @@ def _add_partial_sums(
         _store_sum(target, total, slot, order, n, target_offset, mask, slots_of_target, META)
 
 
+class Bags(NamedTuple):
+    """The bags of rows, whose values are those of the bag, times the `row_factors` or divided by the bag's size.
+
+    `numbers`, a vector, has the bag of each row.
+    """
+
+    numbers: torch.Tensor
+    row_factors: torch.Tensor | None = None
+    sizes: torch.Tensor | None = None
+
+
 def add_rows_at(
     target: torch.Tensor,
     shape: Sequence[int],
@@ -323,21 +334,18 @@ def add_rows_at(
     values: torch.Tensor,
     value_strides: Sequence[int],
     *,
-    added: bool = True,
-    averaged: bool = False,
+    overwrite: str = "",
     skipped: int = -(2**31),
     wraps: bool = False,
     message: str,
-    bags: torch.Tensor | None = None,
-    row_factors: torch.Tensor | None = None,
-    bag_sizes: torch.Tensor | None = None,
+    bags: Bags | None = None,
 ) -> None:
     """Add rows of `values` to the rows of `target` that the indices select, in order of the rows.
 
-    Strides are over the space `shape`, as in `write_at`; indices address the dimensions `row_dims` of it. Unless
-    `added`, sums overwrite the target. `averaged` divides a sum by the number of its rows. Rows whose index is
-    `skipped` are left out. `bags`, a vector, has the bag of each row, whose values are then those of the bag, times the
-    `row_factors` or divided by the `bag_sizes`. Calls whose keys do not fit in 64 bits are declined.
+    Strides are over the space `shape`, as in `write_at`; indices address the dimensions `row_dims` of it. With
+    `overwrite`, "sum" or "mean", the sum or the mean of the selected rows overwrites a target row. Rows whose index is
+    `skipped` are left out. With `bags`, `values` has a row for each bag. Calls whose keys do not fit in 64 bits are
+    declined.
     """
     shape = tuple(shape)
     kept = [d for d in range(len(shape)) if d not in row_dims]
@@ -363,13 +371,14 @@ def add_rows_at(
     device, dtype = devices.current, target.dtype
     compute = torch.int32 if dtype is torch.bool else opmath(dtype)
     width = min(_COLUMNS, power_of_2(n_columns))
+    numbers, row_factors, bag_sizes = (None, None, None) if bags is None else bags
     meta = _AddMeta(
         rows=_ROWS,
         columns=width,
         compute=TRITON_DTYPES[compute],
         index=tl.int64 if reach >= INT32_LIMIT else tl.int32,
-        added=added,
-        averaged=averaged,
+        added=not overwrite,
+        averaged=overwrite == "mean",
         no_slot=_NO_SLOT,
         flags=dtype is torch.bool,
         bagged=bags is not None,
@@ -382,7 +391,7 @@ def add_rows_at(
     space = (tuple(column_sizes[:-1]), tuple(map(tuple, columns)), slots_of_target, len(order), n_columns)
     grid = (chunks * -(-n_columns // width),)
     warps = 4 if device.interpreted else max(1, width // 128)
-    bagged = (bags, bag_sizes if row_factors is None else row_factors, 0 if bags is None else len(values))
+    bagged = (numbers, bag_sizes if row_factors is None else row_factors, 0 if bags is None else len(values))
     _add_rows[grid](
         *(target, partial_sums, values, order, inner, tuple(rows[0]), *space, *bagged), META=meta, num_warps=warps
     )

@@ -105,28 +105,13 @@ def _bias_gradient(bias):
     return empty((*bias.shape[:3], padded), bias.dtype, bias.device)[..., : bias.shape[3]]
 
 
-def _efficient_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    bias,
-    out,
-    starts,
-    lengths,
-    logsumexp,
-    dropout_p,
-    state,
-    mask,
-    bias_requires_grad,
-    shared,
-    scale,
-):
+def _efficient_backward(problem, operands, bias, grad_out, out, logsumexp, dropout_p, state, *, shared=False):
     """Return the gradients, (batch, rows, heads, elements), and the bias's or None.
 
-    With `shared` the three gradients are interleaved in one allocation.
+    `operands` are query, key and value of this shape. `bias` is None if its gradient is not asked for. With `shared`
+    the three gradients are interleaved in one allocation.
     """
-    problem = _problem(query, key, value, bias, starts, lengths, mask, scale)
+    query, key, value = operands
     if zero_or_one(dropout_p) != 0:
         if any(each.dim() or each.dtype is not torch.int64 or each.device.type != "cpu" for each in state):
             raise Decline("the generator state is not two int64 scalars on the CPU, as in a captured graph")
@@ -150,7 +135,7 @@ def _efficient_backward(
         grads = tuple([together.select(2, i) for i in range(3)])
     else:
         grads = tuple([empty(tensor.shape, tensor.dtype, device) for tensor in (query, key, value)])
-    grad_bias = _bias_gradient(bias) if bias_requires_grad and bias is not None else None
+    grad_bias = None if bias is None else _bias_gradient(bias)
     run_backward(problem, "efficient", *results, tuple([grad.transpose(1, 2) for grad in grads]), grad_bias)
     return *grads, grad_bias
 
@@ -188,10 +173,11 @@ def _efficient_attention_backward(
     lengths = query_and_key_rows(query, key)
     grad_out, query, key, value, out = [x.transpose(1, 2) for x in (grad_out_, query, key, value, out)]
     mask = _FROM_FIRST if is_causal else _ALL
-    grads = _efficient_backward(
-        *(grad_out, query, key, value, attn_bias, out, _DENSE, lengths, logsumexp, dropout_p),
-        *((philox_seed, philox_offset), mask, grad_input_mask[3], False, scale),
-    )
+    operands = query, key, value
+    problem = _problem(*operands, attn_bias, _DENSE, lengths, mask, scale)
+    bias = attn_bias if grad_input_mask[3] else None
+    state = philox_seed, philox_offset
+    grads = _efficient_backward(problem, operands, bias, grad_out, out, logsumexp, dropout_p, state)
     return *[grad.transpose(1, 2) for grad in grads[:3]], grads[3]
 
 
@@ -256,8 +242,10 @@ def _efficient_attention_rows_backward(
         raise Decline("window_size, or num_splits_key above 1, is given, which is not served")
     if cu_seqlens_q is not None and not (0 < max_seqlen_q <= query.shape[1] and 0 < max_seqlen_k <= key.shape[1]):
         raise Decline(f"max_seqlen_q {max_seqlen_q} or max_seqlen_k {max_seqlen_k} exceeds the packed rows, or is 0")
+    operands, starts, lengths = (query, key, value), (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    problem = _problem(*operands, bias, starts, lengths, custom_mask_type, scale)
+    wanted = bias if bias_requires_grad else None
+    state = philox_seed, philox_offset
     return _efficient_backward(
-        *(grad_out_, query, key, value, bias, out, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)),
-        *(logsumexp, dropout_p, (philox_seed, philox_offset), custom_mask_type, bias_requires_grad),
-        *(shared_storage_dqdkdv, scale),
+        *(problem, operands, wanted, grad_out_, out, logsumexp, dropout_p, state), shared=shared_storage_dqdkdv
     )
