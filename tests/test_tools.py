@@ -27,6 +27,10 @@ def load(name):
     return module
 
 
+def parameters(count):
+    return ", ".join(f"p{i}" for i in range(count))
+
+
 @pytest.mark.parametrize(
     "source, rule",
     [
@@ -46,6 +50,11 @@ def load(name):
         ("# SPDX-" + "License-Identifier: Apache-2.0", "licence"),
         ('def f():\n    """Of the rows those that are long."""', "opens with 'Of'"),
         ("# A thread has so many elements.", "'so many'"),
+        (f"@triton.jit\ndef kernel({parameters(21)}):\n    pass", "kernel has 21 parameters"),
+        (f"@gluon.jit(do_not_specialize=['p0'])\ndef kernel({parameters(20)}, *, last):\n    pass", "21 parameters"),
+        (f"class Kernel:\n    def launch({parameters(13)}):\n        pass", "launch has 13 parameters"),
+        ("x = 1\n" * 501, "501 lines"),
+        ('"""A table."""\n\nimport x\n# Over 500 lines: one table.\n' + "x = 1\n" * 500, "504 lines"),
     ],
 )
 def test_house_rules_find(source, rule):
@@ -58,6 +67,11 @@ def test_house_rules_allow_what_has_its_place():
     assert not list(breaches("import torch\ntorch.library._impls", "tritonite/install/override.py"))
     assert not list(breaches("print(1)", "tritonite/testing/targets.py"))
     assert not list(breaches("try:\n    pass\nexcept Exception:  # noqa: BLE001 - why\n    pass", "tritonite/x.py"))
+    assert not list(breaches(f"@triton.jit\ndef kernel({parameters(20)}):\n    pass", "tritonite/x.py"))
+    for decorator in ("operator('add')", "cuda_operator('add', FLOATS)", "app.command()"):
+        assert not list(breaches(f"@{decorator}\ndef host({parameters(13)}):\n    pass", "tritonite/x.py"))
+    for head in ('"""A table."""\n\n# Over 500 lines: one table.\n', "# Over 500 lines: one table.\n"):
+        assert not list(breaches(head + "x = 1\n" * 500, "tritonite/x.py"))
 
 
 @pytest.mark.parametrize("name", ["operator_table", "operator_stubs"])

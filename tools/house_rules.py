@@ -26,6 +26,45 @@ PHRASES = re.compile(
     r"next to each other|goes its own way)\b"
 )
 REASON = "# noqa: BLE001 - "
+# The most parameters of a kernel or a device function, of any other function, and the most lines of a file.
+MOST_OF_A_KERNEL, MOST_OF_A_FUNCTION, MOST_LINES = 20, 12, 500
+# Begins a comment under a long file's docstring, or in its first line, that says why it is one file.
+LONG = "# Over 500 lines: "
+# Long files that need not say why.
+SILENT = {
+    f"tests/test_{name}.py"
+    for name in (
+        *("attention", "attention_hopper", "call", "contracts", "dynamic", "fused", "indexing", "matmul", "native"),
+        *("paged_attention", "random", "rows", "sampling", "sorting"),
+    )
+}
+SILENT |= {
+    f"tritonite/engine/{name}.py"
+    for name in ("attention/backward", "attention/decode", "attention/hopper/forward", "gemm/kernels/portable")
+}
+# Decorators of functions whose parameters are others' to choose: ATen's schema, a command's options.
+SCHEMAS = {"operator", "cuda_operator", "library_operator", "pointwise", "command"}
+# `Pointwise`, whose settings are independent and given by name.
+WIDE = {"tritonite/engine/pointwise/declare.py:__init__"}
+# Kernels of gemm and attention, and a host function, whose sizes and strides do not travel in records.
+WIDE |= {
+    f"tritonite/engine/{name}"
+    for name in (
+        "attention/backward.py:attend_backward_dq",
+        "attention/backward.py:attend_backward_dkdv",
+        "attention/decode.py:attend_to_splits",
+        "attention/forward.py:attend",
+        "attention/hopper/backward_dq.py:attend_backward_dq_warp_specialized",
+        "attention/hopper/fp32_backward.py:attend_backward_dq_fp32",
+        "attention/hopper/fp32_backward.py:attend_backward_dkdv_fp32",
+        "gemm/kernels/hopper.py:multiply_warp_specialized",
+        "gemm/kernels/hopper_fp32.py:multiply_bf16x6",
+        "gemm/kernels/portable.py:multiply",
+        "gemm/kernels/portable.py:multiply_persistent",
+        "gemm/kernels/portable.py:multiply_groups",
+        "gemm/product.py:product",
+    )
+}
 
 
 def breaches(text: str, name: str) -> Iterator[str]:
@@ -38,7 +77,10 @@ def breaches(text: str, name: str) -> Iterator[str]:
         if any(words in line for words in LICENCE):
             yield f"{name}:{number}: the licence stands in LICENSE alone"
     tree = ast.parse(text)
+    if len(lines) > MOST_LINES and name not in SILENT and not _says_why_long(tree, lines):
+        yield f"{name}:1: {len(lines)} lines: split the file, or say why not in a comment that begins {LONG!r}"
     if package:
+        yield from _wide(tree, name)
         yield from _unclear(tree, text, name)
     for node in ast.walk(tree):
         where = f"{name}:{getattr(node, 'lineno', 0)}"
@@ -55,6 +97,32 @@ def breaches(text: str, name: str) -> Iterator[str]:
             yield f"{where}: a kernel that does not wait for the launch before it"
         if package and name not in MAY_REGISTER and _is_registration(node):
             yield f"{where}: nothing registers with torch but install/override.py, install/library.py and stand_in.py"
+
+
+def _says_why_long(tree: ast.Module, lines: list[str]) -> bool:
+    """Return whether a comment under the docstring, or in the first line, says why a file is long."""
+    has_docstring = ast.get_docstring(tree, clean=False) is not None
+    below = lines[tree.body[0].end_lineno :] if has_docstring else []
+    under = next((line for line in below if line), "")
+    return lines[0].startswith(LONG) or under.startswith(LONG)
+
+
+def _wide(tree: ast.Module, name: str) -> Iterator[str]:
+    """Yield a line for each function with too many parameters."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or f"{name}:{node.name}" in WIDE:
+            continue
+        decorators = {_last_name(each) for each in node.decorator_list}
+        most = MOST_OF_A_KERNEL if "jit" in decorators else MOST_OF_A_FUNCTION
+        count = len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
+        if count > most and not decorators & SCHEMAS:
+            yield f"{name}:{node.lineno}: {node.name} has {count} parameters, of at most {most}: make a record of some"
+
+
+def _last_name(decorator: ast.expr) -> str:
+    """Return the last name of a decorator, such as "jit" of `triton.jit(do_not_specialize=["n"])`."""
+    function = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _unclear(tree: ast.Module, text: str, name: str) -> Iterator[str]:

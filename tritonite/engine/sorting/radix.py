@@ -401,7 +401,7 @@ def _threads(elements: int, each: int) -> int:
 
 
 def _options(threads: int, alone: bool = False) -> dict[str, int]:
-    """Return compile options of a block of so many threads.
+    """Return compile options of a block of this many threads.
 
     `alone` says that keys have 32 bits at most and no indices go with them, which takes fewer registers.
     """
