@@ -356,7 +356,7 @@ _ROWS = [
     Mutant(
         "a product begins with 0",
         "rows",
-        "ops/reduction.py",
+        "ops/reduction/sums.py",
         "product = Reduction((1,), same, _multiply, only)",
         "product = Reduction((0,), same, _multiply, only)",
         ("prod",),
@@ -364,7 +364,7 @@ _ROWS = [
     Mutant(
         "a maximum starts at 0",
         "rows",
-        "ops/reduction.py",
+        "ops/reduction/extrema.py",
         "    return (-math.inf if dtype.is_floating_point else torch.iinfo(dtype).min,)",
         "    return (0.0 if dtype.is_floating_point else 0,)",
         ("amax", "max"),
@@ -372,7 +372,7 @@ _ROWS = [
     Mutant(
         "argmax takes the last of equals",
         "rows",
-        "ops/reduction.py",
+        "ops/reduction/extrema.py",
         "    ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))",
         "    ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i > j))",
         ("argmax", "argmin", "max"),
@@ -380,7 +380,7 @@ _ROWS = [
     Mutant(
         "argmax passes over nan",
         "rows",
-        "ops/reduction.py",
+        "ops/reduction/extrema.py",
         "    ahead = (closer & (b == b)) | ((a != a) & (b == b))",
         "    ahead = closer | ((a == a) & (b != b))",
         ("argmax", "argmin", "max"),
@@ -406,7 +406,7 @@ _ROWS = [
     Mutant(
         "the variance's correction is left out",
         "rows",
-        "ops/reduction.py",
+        "ops/reduction/moments.py",
         "    divisor = tl.maximum(count - correction, 0.0).to(squares.dtype)",
         "    divisor = tl.maximum(count - 1.0, 0.0).to(squares.dtype)",
         ("var", "std"),
@@ -414,7 +414,7 @@ _ROWS = [
     Mutant(
         "combining two variances ignores the distance of their means",
         "rows",
-        "ops/reduction.py",
+        "ops/reduction/moments.py",
         "    return mean, squares + other_squares + distance * (distance * (fraction * count)), total",
         "    return mean, squares + other_squares, total",
         ("var", "std"),
@@ -422,7 +422,7 @@ _ROWS = [
     Mutant(
         "nansum adds nan up",
         "rows",
-        "ops/reduction.py",
+        "ops/reduction/sums.py",
         "    return tl.where(x != x, 0, x)",
         "    return x",
         ("nansum",),
@@ -662,8 +662,8 @@ _INDEXING = [
         "gradients of an embedding are not divided by counts",
         "indexing",
         "ops/embedding.py",
-        "        averaged=scale_grad_by_freq,",
-        "        averaged=False,",
+        '        overwrite="mean" if scale_grad_by_freq else "sum",',
+        '        overwrite="sum",',
         ("embedding_dense_backward",),
     ),
     Mutant(

@@ -16,10 +16,12 @@ import triton
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.norm.launch import backward, forward
 from tritonite.engine.rows.declare import Reduction
+from tritonite.engine.rows.formulas import add_states
 from tritonite.fused.check import check_alike, check_parameters, check_shape
 from tritonite.language.math import inverse, square_root
 from tritonite.ops.normalization import BACKWARD, RMS_BACKWARD, mean_and_rstd
-from tritonite.ops.reduction import add_states, combine_moments, moment_leaf, over_count
+from tritonite.ops.reduction.moments import combine_moments, moment_leaf
+from tritonite.ops.reduction.sums import over_count
 from tritonite.registry import library_operator
 
 

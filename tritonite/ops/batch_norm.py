@@ -38,7 +38,7 @@ from tritonite.ops.normalization import (
     wanted_outputs,
     write_gradients,
 )
-from tritonite.ops.reduction import both_added_to_zero, check_floats, over_count
+from tritonite.ops.reduction.sums import both_added_to_zero, check_floats, over_count
 from tritonite.registry import exclude, operator, scalar_kernel
 from tritonite.runtime.contract import empty
 

@@ -9,9 +9,11 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows.declare import Reduction, RowTransform, reduced
+from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
-from tritonite.ops.reduction import add_states, check_floats, inverse_power, only, power, root
+from tritonite.ops.reduction.norms import inverse_power, power, root
+from tritonite.ops.reduction.sums import check_floats, only
 from tritonite.registry import operator
 
 

@@ -12,7 +12,7 @@ from tritonite.engine.movement import fill, fill_zero
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.ops.creation import linspace
-from tritonite.ops.reduction import aminmax
+from tritonite.ops.reduction.extrema import aminmax
 from tritonite.ops.scatter import refuse_if_deterministic
 from tritonite.registry import exclude, operator
 from tritonite.runtime.contract import empty, read, refuse_if_negative, zeros

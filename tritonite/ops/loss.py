@@ -17,12 +17,13 @@ from tritonite.engine.iteration import broadcast_shape, in_memory_format, output
 from tritonite.engine.outputs import outputs, share_storage
 from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.rows.declare import Reduction, reduced
+from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import log_and_log1m, maximum_nan, multiply_add, true_divide
 from tritonite.ops import aten
 from tritonite.ops.aten import ON_CPU
-from tritonite.ops.reduction import add_states, added_to_zero, check_floats, over_count
+from tritonite.ops.reduction.sums import added_to_zero, check_floats, over_count
 from tritonite.registry import operator, pointwise, scalar_kernel
 from tritonite.runtime.contract import empty, empty_strided
 

@@ -10,10 +10,11 @@ from tritonite.engine.gemm.product import grouped_product, product
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction, reduced
+from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.language.math import multiply_add
 from tritonite.ops.activation import gelu
-from tritonite.ops.reduction import add_states, added_to_zero
+from tritonite.ops.reduction.sums import added_to_zero
 from tritonite.registry import operator, pointwise
 from tritonite.runtime.contract import empty_strided, limit, prepare_blas
 from tritonite.runtime.symbols import limits_of, number_type, zero_or_one

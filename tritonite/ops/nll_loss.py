@@ -17,7 +17,7 @@ from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.ops import aten
 from tritonite.ops.loss import MEAN, NONE, SUM
-from tritonite.ops.reduction import both
+from tritonite.ops.reduction.sums import both
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
 

@@ -12,21 +12,13 @@ from tritonite.dtypes import FLOATS, SINGLE_FLOATS, opmath
 from tritonite.engine.iteration import format_strides, has_channels_last, suggests_channels_last
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction, RowTransform
-from tritonite.engine.rows.formulas import add_pairs
+from tritonite.engine.rows.formulas import add_pairs, add_states
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops import aten
-from tritonite.ops.reduction import (
-    add_states,
-    added_to_zero,
-    both_added_to_zero,
-    check_floats,
-    moments,
-    over_count,
-    root,
-    same,
-    square,
-)
+from tritonite.ops.reduction.moments import moments
+from tritonite.ops.reduction.norms import root, square
+from tritonite.ops.reduction.sums import added_to_zero, both_added_to_zero, check_floats, over_count, same
 from tritonite.registry import operator, scalar_kernel
 from tritonite.runtime.contract import empty
 

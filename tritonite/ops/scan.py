@@ -10,25 +10,21 @@ from tritonite.dtypes import ALL, FLOATS, opmath
 from tritonite.engine.movement import move
 from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows.declare import INDEX, Reduction
+from tritonite.engine.rows.formulas import add_states
 from tritonite.engine.scan import scanned
 from tritonite.errors import Decline
 from tritonite.ops import aten
-from tritonite.ops.reduction import (
-    accumulated_dtype,
-    add_states,
-    added_to_zero,
-    check_floats,
+from tritonite.ops.reduction.exponentials import log_sum_exp
+from tritonite.ops.reduction.extrema import (
     comparable,
     first_largest,
     first_smallest,
     highest,
     largest_before,
-    log_sum_exp,
     lowest,
-    product,
-    same,
     smallest_before,
 )
+from tritonite.ops.reduction.sums import accumulated_dtype, added_to_zero, check_floats, product, same
 from tritonite.registry import operator
 
 _sum = Reduction((0,), same, add_states, added_to_zero)

@@ -11,20 +11,18 @@ import triton.language as tl
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows.declare import Reduction, RowTransform
+from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, inverse
 from tritonite.ops import aten
-from tritonite.ops.reduction import (
-    add_states,
-    added_to_zero,
-    check_floats,
+from tritonite.ops.reduction.exponentials import (
     combine_exponentials,
     no_exponentials,
-    same,
     scaled_exponential,
     sums_of_exponentials,
 )
+from tritonite.ops.reduction.sums import added_to_zero, check_floats, same
 from tritonite.registry import operator
 
 

@@ -11,7 +11,7 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import INT32_LIMIT, format_strides, same_strides, span, suggests_channels_last
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction
-from tritonite.engine.rows.formulas import add_pairs
+from tritonite.engine.rows.formulas import add_pairs, add_states
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.batch_norm import (
@@ -22,16 +22,8 @@ from tritonite.ops.batch_norm import (
     running_update,
 )
 from tritonite.ops.normalization import check_contiguous, expanded, parameters_dtype, present
-from tritonite.ops.reduction import (
-    add_states,
-    added_to_zero,
-    both_added_to_zero,
-    check_floats,
-    combine_moments,
-    moments,
-    over_count,
-    same,
-)
+from tritonite.ops.reduction.moments import combine_moments, moments
+from tritonite.ops.reduction.sums import added_to_zero, both_added_to_zero, check_floats, over_count, same
 from tritonite.registry import operator, scalar_kernel
 from tritonite.runtime.contract import empty
 

@@ -15,7 +15,7 @@ from tritonite.engine.rows import blocks, declare
 from tritonite.engine.rows.blocks import RowBlocks
 from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import ROWS, Cooperative, Regime
-from tritonite.ops import reduction
+from tritonite.ops.reduction import extrema
 
 _FP16 = torch.float16
 _TABLE = "engine.rows.table.ROWS[nvidia]"
@@ -367,6 +367,6 @@ regression(
     "aminmax_without_prefetch",
     "_aminmax.dim",
     lambda: (drawn(8192, 8192), 0),
-    {"ops.reduction._aminmax": dataclasses.replace(reduction._aminmax, prefetch=True)},
+    {"ops.reduction.extrema._aminmax": dataclasses.replace(extrema._aminmax, prefetch=True)},
     85 / 74,
 )
