@@ -12,7 +12,7 @@ from tritonite import devices
 from tritonite.engine import random as engine
 from tritonite.engine.iteration import contiguous_strides, fastest_first
 from tritonite.errors import Decline
-from tritonite.ops.random import rrelu_with_noise
+from tritonite.ops.random.rrelu import rrelu_with_noise
 from tritonite.runtime.symbols import Limits
 
 _ATEN = torch.ops.aten

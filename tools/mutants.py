@@ -787,7 +787,7 @@ _RANDOM = [
     Mutant(
         "dropout does not scale what it keeps",
         "random",
-        "ops/random.py",
+        "ops/random/dropout.py",
         "    scale = (1.0 / kept.to(tl.float64)).to(x.dtype)",
         "    scale = kept",
         tests="tests/test_random.py -k dropout",

@@ -11,9 +11,9 @@ contiguous.
 - `sample_each`: samples by rejection, whose number of draws depends on the element (`sample_kernel`)
 - `permute`: a permutation, by sorting random keys and shuffling equal ones (`_shuffle_kernel`)
 
-A call of `uniform_` (`ops/random.py`): `draw` gives the result ATen's layout, splits it if 32-bit offsets do not reach
-all elements, and asks `elementwise` for ATen's threads. `_launch` takes seed and offset from the generator, moves it on
-as ATen would, and launches `draw_kernel` with the distribution's sampler and transform.
+A call of `uniform_` (`ops/random/distributions.py`): `draw` gives the result ATen's layout, splits it if 32-bit
+offsets do not reach all elements, and asks `elementwise` for ATen's threads. `_launch` takes seed and offset from the
+generator, moves it on as ATen would, and launches `draw_kernel` with the distribution's sampler and transform.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tritonite.language import libdevice, rejection
 from tritonite.language import random as sample
 from tritonite.language.math import square_root, true_divide
 from tritonite.ops.gamma import psi
-from tritonite.ops.random import exponential_of
+from tritonite.ops.random.transforms import exponential_of
 from tritonite.ops.reduction.extrema import argmax
 from tritonite.ops.reduction.sums import sum
 from tritonite.ops.scan import cumsum
