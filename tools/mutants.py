@@ -388,7 +388,7 @@ _ROWS = [
     Mutant(
         "sums of 16-bit elements are kept in 16 bits",
         "rows",
-        "engine/rows/kernels.py",
+        "engine/rows/states.py",
         "        states = states + (both[i].to(META.states[i]),)\n    return states\n\n\n@triton.jit\ndef _by_stages",
         "        states = states + (both[i].to(tl.bfloat16).to(META.states[i]),)\n"
         "    return states\n\n\n@triton.jit\ndef _by_stages",
@@ -398,7 +398,7 @@ _ROWS = [
     Mutant(
         "elements beyond a row's end are added up",
         "rows",
-        "engine/rows/kernels.py",
+        "engine/rows/states.py",
         "        masked = masked + (tl.where(mask, state, META.init[i]).to(META.states[i]),)",
         "        masked = masked + (state,)",
         ("amax", "prod", "count_nonzero"),

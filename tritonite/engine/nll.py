@@ -15,7 +15,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import collapse, contiguous_strides, offset_type, power_of_2
-from tritonite.engine.rows.kernels import strided_offset
+from tritonite.language.indices import strided_offset
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.launch import ASSERTING

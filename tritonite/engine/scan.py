@@ -22,18 +22,11 @@ from tritonite.engine.iteration import power_of_2
 from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows.blocks import RowBlocks, cut, invariant, tile_elements
 from tritonite.engine.rows.declare import INDEX, Reduction
-from tritonite.engine.rows.kernels import (
-    OUT_KEPT,
-    OUT_REDUCED,
-    aligned_to,
-    combine_states,
-    leaves,
-    load,
-    project_states,
-    reduce_blocks,
-    strided_pointers,
-)
+from tritonite.engine.rows.kernels import project_states
+from tritonite.engine.rows.load import OUT_KEPT, OUT_REDUCED, load, strided_pointers
 from tritonite.engine.rows.space import RowSpace
+from tritonite.engine.rows.states import combine_states, leaves, reduce_blocks
+from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import exact_log2
 from tritonite.runtime.contract import settings

@@ -9,7 +9,7 @@ import triton.language as tl
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import row_major
 from tritonite.engine.iteration import power_of_2
-from tritonite.engine.rows.kernels import strided_offset
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import zeros
 from tritonite.runtime.launch import ASSERTING

@@ -24,8 +24,8 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import Index
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.rows.formulas import add_states
-from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
 from tritonite.runtime.launch import ASSERTING

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.rows.formulas import add_states, gradient_of_normalized, normalized_by
-from tritonite.engine.rows.kernels import inside
+from tritonite.engine.rows.load import inside
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import reduce_rows_in_order

@@ -4,7 +4,8 @@
 - `space.py`: `RowSpace`, the collapsed kept and reduced dimensions with every operand's strides.
 - `blocks.py`: the choice of blocks, by `table.py`, the block shapes of each kind of device.
 - `meta.py`: `RowsMeta`, the compile-time parameters of a kernel.
-- `kernels.py`: `reduce`, `transform_rows` and the device functions that scans share.
+- `kernels.py`: the kernels, `reduce` and `transform_rows`.
+- `load.py`, `states.py`: their device functions, some of which scans share: loads of a block, states of rows.
 - `cooperative.py`: the exchange of states between programs that share a row.
 - `formulas.py`: device functions that operators and the norm engine share.
 
