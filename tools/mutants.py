@@ -252,7 +252,7 @@ _MOVEMENT = [
     Mutant(
         "roll goes the other way",
         "movement",
-        "ops/rearrangement.py",
+        "ops/rearrangement/order.py",
         "        index = at[d] - shifts[d]\n"
         "        indices = indices + (tl.where(index < 0, index + sizes[d], index),)",
         "        index = at[d] + shifts[d]\n"
@@ -262,7 +262,7 @@ _MOVEMENT = [
     Mutant(
         "a mirror shows its edge twice",
         "movement",
-        "ops/rearrangement.py",
+        "ops/rearrangement/padding.py",
         "    return size - 1 - tl.abs(size - 1 - tl.abs(index))",
         "    return size - 1 - tl.abs(size - 1 - tl.where(index < 0, -1 - index, index))",
         ("reflection_pad1d", "reflection_pad2d"),
@@ -270,7 +270,7 @@ _MOVEMENT = [
     Mutant(
         "padding is one element short at the end",
         "movement",
-        "ops/rearrangement.py",
+        "ops/rearrangement/padding.py",
         "(index < sizes[d])\n        indices = indices + (index,)\n"
         "    loaded = read_at(source, indices, inside, 0)\n    return tl",
         "(index < sizes[d] - 1)\n        indices = indices + (index,)\n"
