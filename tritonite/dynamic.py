@@ -1,5 +1,7 @@
 """`pointwise_dynamic`: make a tensor operator of a scalar function."""
 
+# Over 500 lines: one class, and the checks of the settings that only it has.
+
 from __future__ import annotations
 
 import collections

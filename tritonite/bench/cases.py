@@ -1,5 +1,7 @@
 """The fixed benchmark cases: every operator with its family's shapes, and special calls of single operators."""
 
+# Over 500 lines: a table of shapes, and the generator whose rules the table's comments explain.
+
 from __future__ import annotations
 
 import fnmatch

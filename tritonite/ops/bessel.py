@@ -5,6 +5,8 @@ airy.c). Cephes' denominators have a leading coefficient of 1. ATen leaves it ou
 formulas leave it out too, to match ATen.
 """
 
+# Over 500 lines: a third are tables of coefficients, each beside the formula that it belongs to.
+
 import functools
 
 import triton

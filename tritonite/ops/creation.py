@@ -3,6 +3,8 @@
 Constants are fills. All others are formulas of an element's index.
 """
 
+# Over 500 lines: many factories of a few lines over `fresh`, `alike` and a formula of the index.
+
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,7 @@
 """Copies, conversions, concatenation, copies of views, and gradients of views."""
 
+# Over 500 lines: many short operators over one `move`, copies of views and their gradients among them.
+
 from __future__ import annotations
 
 import functools

@@ -3,6 +3,8 @@
 `for_reduction` and `for_transform` are the entries. Each tries the special cases first and ends with the general one.
 """
 
+# Over 500 lines: one choice, read from the entries down; reductions and transforms share most of its cases.
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,7 @@
 """Random calls of an overload: from its schema alone, or from a sample with some arguments changed."""
 
+# Over 500 lines: one class, whose methods draw an argument each.
+
 from __future__ import annotations
 
 import functools
