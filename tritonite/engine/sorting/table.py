@@ -87,7 +87,7 @@ class TopKBlocks(NamedTuple):
 
     held_bytes: int = 32 * 1024
     thread_registers: int = 16
-    most_sorted: dict[int, int] = {8: 4096, 16: 4096, 32: 4096, 64: 1024}  # noqa: RUF012
+    most_sorted: dict[int, int] = {8: 4096, 16: 4096, 32: 4096, 64: 1024}
     sorted_at_once: int = 128
     block: int = 2048
     least_groups: int = 1024
