@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tritonite import devices
+from tritonite.engine import multinomial, random
 from tritonite.engine.histogram import HISTOGRAM
 from tritonite.engine.indexing.table import INDEXING
 from tritonite.engine.norm.table import NORM
 from tritonite.engine.pointwise.table import POINTWISE
-from tritonite.engine.random import RANDOM
 from tritonite.engine.rows.table import ROWS
 from tritonite.engine.searching.table import SEARCHING
 from tritonite.engine.segmented import SEGMENTED
@@ -123,7 +123,7 @@ TABLES = {
     "indexing": INDEXING,
     "norm": NORM,
     "pointwise": POINTWISE,
-    "random": RANDOM,
+    "random": random.RANDOM,
     "rows": ROWS,
     "searching": SEARCHING,
     "segmented": SEGMENTED,
@@ -155,6 +155,29 @@ def change_tables(monkeypatch):
         forget_plans()
 
     return change
+
+
+@pytest.fixture
+def set_philox(monkeypatch):
+    """Return a function that sets the generator's seed and the offset of the next draw, and returns both.
+
+    A draw advances the offset as it asks for. `set_philox.advances` lists the advances.
+    """
+
+    def give(seed, offset):
+        give.offset = offset
+
+        def drawn(device, advance, generator=None):
+            give.advances.append(advance)
+            before, give.offset = give.offset, give.offset + advance
+            return seed, before
+
+        for module in (random, multinomial):
+            monkeypatch.setattr(module, "random_state", drawn)
+        return seed, offset
+
+    give.advances = []
+    return give
 
 
 @pytest.fixture
