@@ -14,6 +14,15 @@ import pytest
 import torch
 
 from tritonite import devices
+from tritonite.engine import multinomial, random
+from tritonite.engine.histogram import HISTOGRAM
+from tritonite.engine.indexing.table import INDEXING
+from tritonite.engine.norm.table import NORM
+from tritonite.engine.pointwise.table import POINTWISE
+from tritonite.engine.rows.table import ROWS
+from tritonite.engine.searching.table import SEARCHING
+from tritonite.engine.segmented import SEGMENTED
+from tritonite.engine.sorting.table import SORTING
 from tritonite.runtime import contract, native
 from tritonite.runtime.stats import totals
 from tritonite.install import override
@@ -91,11 +100,90 @@ def path(request):
         yield request.param
 
 
+def forget_plans():
+    """Clear the plans that the native dispatcher has recorded, which depend on the device's record and tables."""
+    if override._native is not None:
+        for name in tritonite.overloads():
+            override._native.clear(name)
+
+
 @pytest.fixture
-def tiny_blocks(monkeypatch):
+def change_device(monkeypatch):
+    """Return a function that replaces fields of the current device's record."""
+
+    def change(**fields):
+        monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, **fields))
+        forget_plans()
+
+    return change
+
+
+TABLES = {
+    "histogram": HISTOGRAM,
+    "indexing": INDEXING,
+    "norm": NORM,
+    "pointwise": POINTWISE,
+    "random": random.RANDOM,
+    "rows": ROWS,
+    "searching": SEARCHING,
+    "segmented": SEGMENTED,
+    "sorting": SORTING,
+}
+
+
+def _replaced(record, fields):
+    """Return a named tuple with fields replaced. A dict for a field that is a named tuple replaces fields of that."""
+    nested = {
+        name: _replaced(getattr(record, name), value)
+        for name, value in fields.items()
+        if isinstance(value, dict) and hasattr(getattr(record, name), "_replace")
+    }
+    return record._replace(**fields | nested)
+
+
+@pytest.fixture
+def change_tables(monkeypatch):
+    """Return a function that replaces fields of engines' tables for the current device.
+
+    `change_tables(sorting={"network": 32, "radix": {"block": 64}})` also replaces a field of a record in the table.
+    """
+
+    def change(**engines):
+        for engine, fields in engines.items():
+            table = TABLES[engine]
+            monkeypatch.setitem(table, devices.current.kind, _replaced(table[devices.current.kind], fields))
+        forget_plans()
+
+    return change
+
+
+@pytest.fixture
+def set_philox(monkeypatch):
+    """Return a function that sets the generator's seed and the offset of the next draw, and returns both.
+
+    A draw advances the offset as it asks for. `set_philox.advances` lists the advances.
+    """
+
+    def give(seed, offset):
+        give.offset = offset
+
+        def drawn(device, advance, generator=None):
+            give.advances.append(advance)
+            before, give.offset = give.offset, give.offset + advance
+            return seed, before
+
+        for module in (random, multinomial):
+            monkeypatch.setattr(module, "random_state", drawn)
+        return seed, offset
+
+    give.advances = []
+    return give
+
+
+@pytest.fixture
+def tiny_blocks(change_device):
     """Make blocks so small that a row has several blocks and programs."""
-    record = dataclasses.replace(devices.current, row_elements=128, row_columns=8, programs=4)
-    monkeypatch.setattr(devices, "current", record)
+    change_device(row_elements=128, row_columns=8, programs=4)
 
 
 @pytest.fixture(autouse=True)
@@ -108,10 +196,8 @@ def clean_state():
     contract.set_comparing(before[0])
     contract.set_strict(before[1])
     tritonite.disable()
-    if override._native is not None:
-        # A plan that a test recorded with another device record or table would be replayed in the next test.
-        for name in tritonite.overloads():
-            override._native.clear(name)
+    # A plan that a test recorded with another device record or table would be replayed in the next test.
+    forget_plans()
     assert not override.registered()
     assert torch.get_default_dtype() is torch.float32
 

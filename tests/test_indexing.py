@@ -1,6 +1,5 @@
 """Indexing beyond the sizes of samples: sorts of several blocks, sums over programs, and indices out of range."""
 
-import dataclasses
 import importlib
 import itertools
 
@@ -9,8 +8,7 @@ import torch
 from conftest import FULL, calls_through, some
 
 import tritonite
-from tritonite import devices
-from tritonite.engine.indexing import compact, read, segments, write
+from tritonite.engine.indexing import compact, read, write
 from tritonite.errors import Decline
 
 conditional, embedding, indexing, scatter = (
@@ -21,11 +19,9 @@ LESS = 1 if FULL else 4
 
 
 @pytest.fixture
-def small_sorts(monkeypatch):
+def small_sorts(change_tables):
     """Blocks so small that a few hundred rows take two rounds of merging."""
-    monkeypatch.setattr(segments, "_SORTED", 128 // LESS)
-    monkeypatch.setattr(segments, "_MERGED", 64 // LESS)
-    monkeypatch.setattr(segments, "_RUNS", 2)
+    change_tables(indexing={"segments": {"sorted": 128 // LESS, "merged": 64 // LESS, "runs": 2}})
 
 
 @pytest.mark.parametrize("different", [1, 3, 40, 10_000], ids="{} rows".format)
@@ -73,8 +69,8 @@ class _Noting:
     "dtype, width", [(torch.float16, 600), (torch.float32, 513), (torch.uint8, 2048), (torch.int64, 130)], ids=str
 )
 @pytest.mark.parametrize("dim", [1, 2])
-def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
+def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monkeypatch, change_device):
+    change_device(ptx=True, programs=2)
     monkeypatch.setattr(read, "_read_from_shared", noting := _Noting(read._read_from_shared))
     shape = (37, width) if dim == 1 else (7, 5, width)
     # Rows have gaps and belong to several programs.
@@ -91,9 +87,9 @@ def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monk
 @pytest.mark.parametrize(
     "dtype, width", [(torch.float16, 2048), (torch.float32, 1500), (torch.uint8, 3000), (torch.int64, 400)], ids=str
 )
-def test_columns_come_from_slices_of_rows_in_shared_memory(dtype, width, device, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
-    monkeypatch.setattr(read, "_HELD_BYTES", 2048)
+def test_columns_from_slices_of_rows_in_shared_memory(dtype, width, device, monkeypatch, change_device, change_tables):
+    change_device(ptx=True, programs=2)
+    change_tables(indexing={"shared_rows": {"held_bytes": 2048}})
     monkeypatch.setattr(read, "_read_from_slices", noting := _Noting(read._read_from_slices))
     x = torch.randint(0, 100, (5, width + 24), device=device).to(dtype)[:, :width]
     for index_dtype, count in itertools.product((torch.int64, torch.int32), (width // 2, width + 3)):
@@ -102,10 +98,10 @@ def test_columns_come_from_slices_of_rows_in_shared_memory(dtype, width, device,
     assert noting.launches == 4
 
 
-def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, monkeypatch):
+def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, change_device):
     if device == "cuda":
         pytest.skip("the device's context would be lost")
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
+    change_device(ptx=True, programs=2)
     x, index = torch.randn(20, 512, device=device), torch.full((512,), 512, device=device)
     with pytest.raises(Exception, match="out of bounds"):
         tritonite.overloads()["index_select"](x, 1, index)

@@ -18,7 +18,6 @@ from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.rows import blocks
 from tritonite.engine.rows.blocks import RowTraits
 from tritonite.engine.rows.space import RowSpace
-from tritonite.engine.rows.table import ROWS as ROWS_OF
 from tritonite.engine.rows.table import Invariant
 from tritonite.runtime import contract
 from tritonite.testing.verify import check_overload
@@ -40,11 +39,10 @@ def invariant():
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
+def small_blocks(change_tables, change_device):
     """Make blocks of 128 elements of a row, two of them in a program."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=512))
-    regimes = ROWS_OF[devices.current.kind]
-    monkeypatch.setitem(ROWS_OF, devices.current.kind, regimes._replace(invariant=Invariant(1 / 4, 2, 16)))
+    change_device(row_elements=512)
+    change_tables(rows={"invariant": Invariant(1 / 4, 2, 16)})
 
 
 @pytest.fixture
@@ -172,7 +170,7 @@ def spaces(length, counts):
 
 
 @pytest.mark.parametrize("length", [1, 64, 1000, 1024, 1025, 4096, 65_536, 128_256, 2**24])
-def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
+def test_a_row_is_cut_by_its_length(length, on_a_gpu):
     traits = RowTraits(4, True, 1, torch.float32)
     with contract.under(contract.Settings(False, True)):
         found = set()

@@ -1,7 +1,6 @@
 """Copies, lists and formulas of coordinates, where samples do not reach."""
 
 import contextlib
-import dataclasses
 import importlib
 import itertools
 import math
@@ -11,7 +10,7 @@ import torch
 from conftest import some
 
 import tritonite
-from tritonite import devices, dtypes
+from tritonite import dtypes
 from tritonite.engine.pointwise.blocks import choose_tile
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
@@ -132,23 +131,23 @@ def test_a_step_joins_the_cache(device, path):
         assert identical(serves("cat.default", lambda: torch.cat([cache, step], 2)), expected)
 
 
-def test_a_list_takes_several_tiles_and_programs(device, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
+def test_a_list_takes_several_tiles_and_programs(device, change_device):
+    change_device(tile_bytes=64)
     xs = [torch.randn(5, n, 40, device=device) for n in (1, 3, 2)]
     assert identical(serves("cat.default", lambda: torch.cat(xs, 1)), torch.cat(xs, 1))
 
 
 @pytest.mark.parametrize("count", [3, 9])
-def test_tensors_of_one_run_follow_one_another(count, device, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
+def test_tensors_of_one_run_follow_one_another(count, device, change_device):
+    change_device(tile_bytes=64)
     xs = [torch.randn(5, 16, device=device) for _ in range(count)]
     assert identical(serves("cat.default", lambda: torch.cat(xs, 0)), torch.cat(xs, 0))
     assert identical(serves("stack.default", lambda: torch.stack(xs, 0)), torch.stack(xs, 0))
 
 
 @pytest.mark.parametrize(("widths", "shape"), some([(7, 7, 7), (31, 33), (129, 3)], [(21,), (2, 9)]))
-def test_misaligned_tensors_in_a_list(widths, shape, device, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=256))
+def test_misaligned_tensors_in_a_list(widths, shape, device, change_device):
+    change_device(tile_bytes=256)
     xs = [torch.randn(*shape, width, device=device).half() for width in widths]
     assert identical(serves("cat.default", lambda: torch.cat(xs, -1)), torch.cat(xs, -1))
     xs = [x.expand(3, *x.shape).transpose(0, -2) for x in xs]
@@ -156,8 +155,8 @@ def test_misaligned_tensors_in_a_list(widths, shape, device, monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "alike"), some([8, 9, 17], [True, False]))
-def test_long_lists_take_several_tiles_of_each(count, alike, device, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
+def test_long_lists_take_several_tiles_of_each(count, alike, device, change_device):
+    change_device(tile_bytes=64)
     sizes = [2 if alike else 1 + i % 3 for i in range(count)]
     for dim in (0, 1):
         xs = [torch.randn(*[n if d == dim else 2 for d in range(2)], 40, device=device)[..., :38] for n in sizes]

@@ -1,13 +1,10 @@
 """Names that users know: what they select, and what explain says of them."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch.nn import functional
 
 import tritonite
-from tritonite import devices
 from tritonite.errors import UnknownOperator, Unsupported
 from tritonite.install import override
 from tritonite.install.override import select
@@ -45,8 +42,8 @@ def test_what_a_call_does_not_reach_is_not_selected():
     assert select(["softmax", torch.relu]) == select("softmax") | select(torch.relu)
 
 
-def test_what_is_not_verified_takes_a_name(monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, unverified=frozenset({"activation"})))
+def test_what_is_not_verified_takes_a_name(change_device):
+    change_device(unverified=frozenset({"activation"}))
     override._selected.cache_clear()
     try:
         assert "silu" not in select() and "add.Tensor" in select()

@@ -1,6 +1,5 @@
 """Reductions and row operators where small samples do not reach: several blocks, split rows, 64-bit offsets."""
 
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -21,7 +20,6 @@ from tritonite import devices
 from tritonite.devices import nvidia
 from tritonite.engine.rows import blocks, cooperative, declare, meta
 from tritonite.engine.rows import space as spaces
-from tritonite.engine.rows import table as rows_table
 from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import Cooperative
 from tritonite.language.indices import quotient
@@ -42,12 +40,11 @@ def with_cuts(*values):
 
 
 @pytest.fixture(params=CUTS)
-def cut(request, monkeypatch):
+def cut(request, monkeypatch, change_device):
     """Run a test with several cuts of rows into blocks; tiny blocks also split rows over programs."""
     if request.param in ("tiny blocks", "a block a program"):
         programs = 4 if request.param == "tiny blocks" else 4096
-        tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
-        monkeypatch.setattr(devices, "current", tiny)
+        change_device(row_elements=32, row_columns=16, programs=programs)
     if request.param == "64-bit offsets":
         monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
 
@@ -127,9 +124,8 @@ if FULL:
 @pytest.mark.parametrize(
     ("n", "more", "dtype"), [(*length, dtype) for dtype, lengths in LENGTHS.items() for length in lengths], ids=str
 )
-def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, monkeypatch):
-    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=1)
-    monkeypatch.setattr(devices, "current", tiny)
+def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, change_device):
+    change_device(row_elements=32, row_columns=16, programs=1)
     # Only 300 rows of few elements, and 3 of a thousand, are a large space.
     rows = 300 if n < 10 else 3 if FULL or n >= 1000 else 2
     x = torch.randn(rows, n + more, device=device).to(dtype)[:, :n]
@@ -147,10 +143,9 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, monkeypatch):
 
 
 @pytest.fixture
-def cooperative_launches(monkeypatch):
+def cooperative_launches(monkeypatch, change_device):
     """Collect the scratch of every launch of cooperative rows, with a device that makes few rows cooperative."""
-    record = dataclasses.replace(devices.current, row_elements=4096, programs=1, forward_progress=True)
-    monkeypatch.setattr(devices, "current", record)
+    change_device(row_elements=4096, programs=1, forward_progress=True)
     found, scratch = [], cooperative.scratch
 
     def note(*args):
@@ -202,12 +197,13 @@ def in_threads(monkeypatch):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_programs_that_share_a_row_take_tickets(dtype, device, cooperative_launches, in_threads, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32))
+def test_programs_take_tickets_for_slices_of_a_row(
+    dtype, device, cooperative_launches, in_threads, change_tables, change_device
+):
+    change_device(row_elements=32)
     few = {"cooperative": Cooperative(256, 4, 4), "cooperative_staged": Cooperative(256, 3, 4)}
     few["cooperative_16bit"] = few["cooperative_staged"]
-    table = rows_table.ROWS[devices.current.kind]._replace(cooperative_bytes=256, **few)
-    monkeypatch.setitem(rows_table.ROWS, devices.current.kind, table)
+    change_tables(rows={"cooperative_bytes": 256, **few})
     x, grad = (torch.randn(4, 1000, device=device).to(dtype) for _ in range(2))
     x[1] *= 40
     functions = [
@@ -352,9 +348,8 @@ def test_shares_less_than_the_smallest_normal_number(device):
     assert ((shares.double() - exact).abs() <= torch.maximum(exact * 2**-8, torch.tensor(2.0**-134))).all()
 
 
-def test_split_rows_whose_order_is_not_memorys(device, monkeypatch):
-    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=64)
-    monkeypatch.setattr(devices, "current", tiny)
+def test_split_rows_whose_order_is_not_memorys(device, change_device):
+    change_device(row_elements=32, row_columns=16, programs=64)
     x = torch.randn(3, 2, 300 if FULL else 150, device=device).transpose(0, 1)
     expected = x.softmax(-1), x.sum(-1), x.var(-1)
     with tritonite.use_gems():
@@ -377,9 +372,9 @@ def test_indices_are_of_the_first_and_of_nan(device, cut):
 
 
 @pytest.mark.parametrize("n", [600, 1024])
-def test_indices_in_many_rows(n, device, monkeypatch):
+def test_indices_in_many_rows(n, device, change_device):
     """Programs go through blocks, so that the first of equal elements may be in any block."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=4))
+    change_device(row_elements=4096, programs=4)
     x = torch.randint(9, (9, n), device=device).float()
     x[3, 500:510], x[4], x[5, 255:257] = math.nan, -math.inf, 9
     expected = x.max(1), x.min(1), x.argmax(1), x.argmin(1)
@@ -505,9 +500,9 @@ def test_weights_of_channel_groups_leave_elements_in_vectors():
 
 
 @pytest.mark.parametrize("width", [16, 17, 40])
-def test_columns_of_many_blocks(width, device, monkeypatch):
+def test_columns_of_many_blocks(width, device, change_device):
     """Loads of 16 bytes or of an element are prefetched by a block, with a full or a partial last block."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=256, programs=1))
+    change_device(row_elements=256, programs=1)
     for x in (torch.randn(128, width, device=device), torch.randint(9, (101, width), device=device).float()):
         expected = x.min(0), x.sum(0), x.logsumexp(0)
         with tritonite.use_gems():
@@ -517,9 +512,9 @@ def test_columns_of_many_blocks(width, device, monkeypatch):
 
 @pytest.mark.parametrize("programs", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-def test_columns_whose_elements_are_grouped(dtype, programs, device, monkeypatch):
+def test_columns_whose_elements_are_grouped(dtype, programs, device, change_device):
     """A thread has several elements of a column, and the last are masked; groups may hold infinities or nan."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=programs))
+    change_device(row_elements=4096, programs=programs)
     for shape in ((200, 40), (201, 33), (4101, 64)):
         x = torch.randn(shape, device=device).to(dtype)
         x[:150, 0], x[:, 1], x[9, 2], x[190, 3] = -math.inf, -math.inf, math.inf, math.nan
@@ -543,10 +538,9 @@ def test_columns_that_a_block_holds(dtype, device, cut):
     assert served("_softmax") and served("_log_softmax")
 
 
-def test_split_columns_of_a_gradient_that_is_one_number(device, monkeypatch):
+def test_split_columns_of_a_gradient_that_is_one_number(device, change_device):
     """The first operand is the same for all, and there are fewer states than operands."""
-    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=64)
-    monkeypatch.setattr(devices, "current", tiny)
+    change_device(row_elements=32, row_columns=16, programs=64)
     x, weight = torch.randn(70, 5, device=device), torch.randn(5, device=device)
     _, mean, rstd = torch.native_layer_norm(x, (5,), weight, None, 1e-5)
     grad = torch.ones((), device=device).expand(70, 5)
@@ -622,10 +616,9 @@ if not FULL:
 
 
 @pytest.mark.parametrize(("n", "dtype", "programs"), BEGINNINGS, ids=str)
-def test_misaligned_rows(n, dtype, programs, device, monkeypatch):
+def test_misaligned_rows(n, dtype, programs, device, change_device):
     """Misaligned rows are read by vectors, except before the first vector boundary and behind the last."""
-    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
-    monkeypatch.setattr(devices, "current", tiny)
+    change_device(row_elements=32, row_columns=16, programs=programs)
     # One row more than there are misalignments.
     rows = 16 // dtype.itemsize + 1
     storage = torch.randn(rows, n + 1, device=device).to(dtype)
@@ -642,9 +635,9 @@ def test_misaligned_rows(n, dtype, programs, device, monkeypatch):
         check_each(calls, dtype)
 
 
-def test_rows_are_shifted_in_place(device, monkeypatch):
+def test_rows_are_shifted_in_place(device, change_device):
     """The last block, which has no whole vector, must not read results of the block before it."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32, programs=1))
+    change_device(row_elements=32, programs=1)
     # Up to 263 elements behind the first vector boundary leave the ninth block of 32 empty.
     for n in range(256, 275) if FULL else (257, 259, 262, 274):
         x = torch.randn(7, n, device=device)
@@ -689,9 +682,9 @@ def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, devi
     + ([((250, 33), torch.float32), ((250, 33), torch.bfloat16)] if FULL else [((168, 49), torch.float32)]),
     ids=str,
 )
-def test_many_misaligned_rows(shape, dtype, device, monkeypatch):
+def test_many_misaligned_rows(shape, dtype, device, change_device):
     """Misaligned rows are alone, with a column-major gradient, or with weights, on a device for which they are long."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=128, programs=1))
+    change_device(row_elements=128, programs=1)
     x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
     gradient = torch.randn(shape[::-1], device=device).to(dtype).mT
     layer_norm = functools.partial(torch.nn.functional.layer_norm, x, shape[1:], weight)
@@ -726,10 +719,9 @@ def test_columns_are_read_by_the_width_that_divides_all_strides(shape_and_beside
     + ([((96, 33), torch.float16), ((97, 33), torch.bfloat16), ((3, 64, 15), torch.bfloat16)] if FULL else []),
     ids=str,
 )
-def test_16_bit_columns_loaded_one_by_one(shape, dtype, device, monkeypatch):
+def test_16_bit_columns_loaded_one_by_one(shape, dtype, device, change_device):
     """16-bit columns are loaded by elements, in several prefetched blocks, the last of which is full or partial."""
-    tiny = dataclasses.replace(devices.current, row_elements=64, row_columns=16, programs=4)
-    monkeypatch.setattr(devices, "current", tiny)
+    change_device(row_elements=64, row_columns=16, programs=4)
     x = torch.randn(shape, device=device).to(dtype)
     x[..., 5, :] = 0
     assert RowSpace.of((x,), (x.dim() - 2,), (), (), False).scalar_loads
@@ -756,10 +748,9 @@ def test_16_bit_columns_loaded_one_by_one(shape, dtype, device, monkeypatch):
     if FULL
     else [(9, 33, 8, 1), (9, 33, 8, 512), (3, 100, 2, 8), (3, 100, 2, 512), (3, 100, 7, 1)],
 )
-def test_columns_of_few_kept_elements(count, length, beside, programs, device, monkeypatch):
+def test_columns_of_few_kept_elements(count, length, beside, programs, device, change_device):
     """A program has all kept elements in blocks, or in a small space some of them with whole columns."""
-    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
-    monkeypatch.setattr(devices, "current", tiny)
+    change_device(row_elements=32, row_columns=64, programs=programs)
     grad, x = torch.randn(2, count, length, beside, device=device)
     with tritonite.use_gems():
         shares, total, largest = x.softmax(1), x.sum(1), x.max(1)
@@ -772,10 +763,9 @@ def test_columns_of_few_kept_elements(count, length, beside, programs, device, m
 
 
 @pytest.mark.parametrize("programs", [1, 8, 512])
-def test_columns_with_gaps(programs, device, monkeypatch):
+def test_columns_with_gaps(programs, device, change_device):
     """Columns in the same memory sector belong to the same program."""
-    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
-    monkeypatch.setattr(devices, "current", tiny)
+    change_device(row_elements=32, row_columns=64, programs=programs)
     x = torch.randn(*((3, 100) if FULL else (2, 60)), 6, 2, device=device)[:, :, ::2]
     expected = *torch.std_mean(x, 1), x.softmax(1), x.sum((0, 1))
     with tritonite.use_gems():
@@ -802,8 +792,8 @@ SHORT_COLUMNS = {
 # Rows that are read by 16 bytes, by 4, and one by one; a length that fills a block's columns, and one that does not.
 @pytest.mark.parametrize("shape", [(3, 2, 256), (2, 5, 514), (2, 21, 129), (1, 32, 520), (40, 3, 7)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_short_columns_in_a_thread_each(shape, dtype, device, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, programs=2))
+def test_short_columns_in_a_thread_each(shape, dtype, device, change_device):
+    change_device(programs=2)
     x = torch.randn(shape, device=device).to(dtype)
     chosen = blocks.for_reduction(RowSpace.of((x,), (1,), (), (), False), 1)
     assert chosen.meta_fields(RowSpace.of((x,), (1,), (), (), False))["row_per_thread"]
@@ -841,9 +831,9 @@ def test_pairs_of_odd_rows_are_contiguous():
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("copied", [False, True])
-def test_operands_across_the_results_grain(order, dim, copied, device, monkeypatch):
+def test_operands_across_the_results_grain(order, dim, copied, device, change_tables):
     """Large ones are copied first, and small ones read as they are."""
-    monkeypatch.setattr(declare, "_COPIED", 0 if copied else 2**19)
+    change_tables(rows={"copied_elements": 0 if copied else 2**19})
     x = torch.randn([(17, 20, 24)[d] for d in order], device=device).permute([order.index(d) for d in range(3)])
     grad = torch.randn(17, 20, 24, device=device)
     with tritonite.use_gems():
@@ -860,8 +850,8 @@ def test_operands_across_the_results_grain(order, dim, copied, device, monkeypat
     + ([(72, torch.bfloat16), (136, torch.float16), (200, torch.bfloat16), (208, torch.float16)] if FULL else []),
     ids=str,
 )
-def test_norms_of_rows_far_from_a_power_of_2(length, dtype, device, monkeypatch):
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=64, programs=8))
+def test_norms_of_rows_far_from_a_power_of_2(length, dtype, device, change_device):
+    change_device(row_elements=64, programs=8)
     x, weight, bias = [torch.randn(shape, device=device).to(dtype) for shape in ((9, length), (length,), (length,))]
     norm = torch.nn.functional.layer_norm
     aten, exact = norm(x, (length,), weight, bias), norm(x.double(), (length,), weight.double(), bias.double())

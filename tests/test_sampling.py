@@ -6,50 +6,28 @@ import numpy as np
 import pytest
 import torch
 from conftest import FULL
-from test_random import (
+from curand import (
     FLOATS,
     OFFSETS,
-    _chi_square,
-    _outcome,
-    _run,
+    chi_square,
     on_cpu,
     on_gpu,
+    outcome,
+    run_kernel,
     strided,
     uniform_of,
     uniforms,
 )
-from test_random import philox as words_of
+from curand import philox as words_of
 
 import tritonite
 from tritonite.engine import multinomial as rows_engine
-from tritonite.engine import random as engine
 from tritonite.ops import sampling
 from tritonite.testing.samples import DRAWN
 
 WIDE = (torch.float32, torch.float64)
 # Sample counts: a factor of sizes, and the samples of tests that count classes.
 MANY, COUNTED = (4, 4000) if FULL else (1, 2000)
-
-
-@pytest.fixture
-def state(monkeypatch):
-    """Sets the seed and offset that draws have, one after the other; the generator moves on as it is asked to."""
-    box = {"advances": []}
-
-    def give(seed, offset):
-        box["next"] = offset
-
-        def drawn(device, advance, generator=None):
-            box["advances"].append(advance)
-            before, box["next"] = box["next"], box["next"] + advance
-            return seed, before
-
-        for module in (engine, rows_engine):
-            monkeypatch.setattr(module, "random_state", drawn)
-        return seed, offset
-
-    give.box = box
-    return give
 
 
 # Categories.
@@ -65,11 +43,11 @@ def _times(numel, given, dtype):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_samples_without_replacement_win_a_race(dtype, state):
+def test_samples_without_replacement_win_a_race(dtype, set_philox):
     for shape, count in (((500,), 1), ((7, 300), 1), ((3, 1000), 5), ((2, 40), 40)):
         weights = torch.rand(shape).to(dtype)
-        given = state(17, 4 * 9)
-        drawn = _run("multinomial", weights, count)
+        given = set_philox(17, 4 * 9)
+        drawn = run_kernel("multinomial", weights, count)
         times = _times(weights.numel(), given, dtype).view(shape)
         ratios = (weights.double() / times.double()).to(dtype).double()
         assert drawn.dtype is torch.int64 and drawn.shape == (*shape[:-1], count)
@@ -78,7 +56,7 @@ def test_samples_without_replacement_win_a_race(dtype, state):
         assert ((ratios.gather(-1, drawn) - best).abs() <= 2 * torch.finfo(dtype).eps * best).all()
         assert all(len(set(row.tolist())) == count for row in drawn.view(-1, count))
         values = 2 if dtype is torch.float64 else 4
-        assert state.box["advances"][-1] == 4 * -(-weights.numel() // (min(2048, weights.numel() + 255) * values))
+        assert set_philox.advances[-1] == 4 * -(-weights.numel() // (min(2048, weights.numel() + 255) * values))
 
 
 def _total(row, lanes):
@@ -112,16 +90,16 @@ def test_weights_are_added_up_in_atens_order(dtype):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-def test_samples_with_replacement_are_where_uniform_numbers_fall(dtype, state, monkeypatch):
+def test_samples_with_replacement_are_where_uniform_numbers_fall(dtype, set_philox, monkeypatch):
     # ATen's grid has three rows here, each with every third row of weights.
     monkeypatch.setattr(rows_engine, "_ATEN_ROWS", 3)
     for n_rows, n, count in ((1, 1, 5), (2, 10, 300), (8, 1000, 130)):
         weights = torch.rand(n_rows, n, dtype=dtype)
         weights[:, n // 2 : n // 2 + n // 3] = 0
-        seed, offset = state(5, 4 * 3)
-        drawn = _run("multinomial", weights if n_rows > 1 else weights[0], count, True).view(n_rows, count)
+        seed, offset = set_philox(5, 4 * 3)
+        drawn = run_kernel("multinomial", weights if n_rows > 1 else weights[0], count, True).view(n_rows, count)
         height, width = min(n_rows, 3), -(-count // 128) * 128
-        assert state.box["advances"][-1] == 4 * -(-n_rows // height)
+        assert set_philox.advances[-1] == 4 * -(-n_rows // height)
         shares = rows_engine.normalized(weights)
         sums = tritonite.ops.cumsum(shares, 1).numpy()
         for row in range(n_rows):
@@ -133,9 +111,9 @@ def test_samples_with_replacement_are_where_uniform_numbers_fall(dtype, state, m
 
 
 @on_cpu
-def test_a_number_beyond_all_sums_takes_the_last_category_that_has_a_weight(state):
+def test_a_number_beyond_all_sums_takes_the_last_category_that_has_a_weight(set_philox):
     """The largest uniform number, 1, is more than a sum that rounding has made less."""
-    state(0, 0)
+    set_philox(0, 0)
     shares = torch.tensor([[0.0, 0.5, 0.0, 0.25, 0.0, 0.0]])
     out = torch.empty(1, 64, dtype=torch.int64)
     rows_engine.sample_rows(shares, torch.tensor([[0.0, 1e-9, 1e-9, 2e-9, 2e-9, 2e-9]]), out, None)
@@ -199,14 +177,14 @@ def test_categories_come_as_often_as_their_weights_say(dtype, device):
     for drawn in (*found, first):
         assert not (drawn == 2).any()
         values = torch.searchsorted(kept, drawn.flatten()).cpu().numpy()
-        assert _chi_square(values, shares) < 5 + 5 * math.sqrt(10)
+        assert chi_square(values, shares) < 5 + 5 * math.sqrt(10)
     assert not (first == second).any()
     # The second is by the weights that are left.
     after = second[first == 4]
     left = [x for i, x in enumerate(weights.double().tolist()) if x and i != 4]
     rest = torch.tensor([0, 1, 3, 5, 6], device=device)
     values = torch.searchsorted(rest, after).cpu().numpy()
-    assert _chi_square(values, [x / sum(left) for x in left]) < 4 + 5 * math.sqrt(8)
+    assert chi_square(values, [x / sum(left) for x in left]) < 4 + 5 * math.sqrt(8)
 
 
 # Element by element.
@@ -357,11 +335,11 @@ RATES = (0.0, 0.3, 7.0, 40.0, 63.99, 64.0, 90.0, 700.0, 4000.0, 4001.0, 1e7)
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_poisson_samples_are_curands(dtype, state):
+def test_poisson_samples_are_curands(dtype, set_philox):
     rates = torch.tensor(RATES).clamp(max=min(1e9, torch.finfo(dtype).max)).repeat(14).to(dtype)
-    seed, offset = state(3, 4 * 7)
-    found = _run("poisson", rates.view(14, 11).t()).t().flatten()
-    assert state.box["advances"] == [20]
+    seed, offset = set_philox(3, 4 * 7)
+    found = run_kernel("poisson", rates.view(14, 11).t()).t().flatten()
+    assert set_philox.advances == [20]
     # Elements are counted in the order of their dimensions, whatever the layout.
     threads = np.arange(154).reshape(11, 14).T.flatten()
     given = zip(threads, rates.double().tolist(), strict=True)
@@ -372,45 +350,45 @@ def test_poisson_samples_are_curands(dtype, state):
 
 @on_cpu
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_gamma_samples_are_atens(kind, state):
+def test_gamma_samples_are_atens(kind, set_philox):
     alphas = _concentrations(150, _TORCH[kind])
-    seed, offset = state(3, 4 * 7)
-    found = _run("_standard_gamma", alphas).numpy()
-    assert state.box["advances"] == [12]
+    seed, offset = set_philox(3, 4 * 7)
+    found = run_kernel("_standard_gamma", alphas).numpy()
+    assert set_philox.advances == [12]
     expected = np.array([gamma_of(Stream(seed, offset, i), kind(a), kind) for i, a in enumerate(alphas.tolist())])
     near = np.abs(found - expected) <= 1e-5 * np.abs(expected)
     assert near.mean() > 0.98 and (found >= torch.finfo(_TORCH[kind]).tiny).all()
-    state(3, 4 * 7)
-    shares = _run("_sample_dirichlet", alphas.view(10, 15))
+    set_philox(3, 4 * 7)
+    shares = run_kernel("_sample_dirichlet", alphas.view(10, 15))
     sums = torch.from_numpy(found).view(10, 15) / torch.from_numpy(found).view(10, 15).sum(-1, keepdim=True)
     info = torch.finfo(_TORCH[kind])
     torch.testing.assert_close(shares, sums.clamp(info.tiny, 1 - info.eps))
 
 
 @on_cpu
-def test_gamma_samples_of_half_types_are_rounded_ones(state, monkeypatch):
+def test_gamma_samples_of_half_types_are_rounded_ones(set_philox, monkeypatch):
     alphas = _concentrations(60, torch.bfloat16)
     # ATen refuses these dtypes on a CPU.
     monkeypatch.setattr(sampling, "_check", lambda *_, **__: None)
-    state(3, 4 * 7)
+    set_philox(3, 4 * 7)
     wide = torch.where(alphas.float() < 1, 0, alphas.float())
-    found = _run("_standard_gamma", alphas)
-    state(3, 4 * 7)
-    expected = _run("_standard_gamma", wide)
+    found = run_kernel("_standard_gamma", alphas)
+    set_philox(3, 4 * 7)
+    expected = run_kernel("_standard_gamma", wide)
     assert torch.equal(found[wide > 0], expected[wide > 0].to(torch.bfloat16))
 
 
 @on_cpu
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_binomial_samples_are_atens(kind, state):
+def test_binomial_samples_are_atens(kind, set_philox):
     """A thread draws for eight elements with a stride of 128, one after the other."""
     counts = torch.tensor([0.0, 1.0, 7.0, 30.0, 100.0, 1000.0, 1e5, 3.0]).repeat(136)[:1086].to(_TORCH[kind])
     torch.manual_seed(2)
     p = torch.rand(1086).to(_TORCH[kind])
     p[::17], p[5::31] = 0.0, 1.0
-    seed, offset = state(3, 4 * 7)
-    found = _run("binomial", counts, p).numpy()
-    assert state.box["advances"] == [44]
+    seed, offset = set_philox(3, 4 * 7)
+    found = run_kernel("binomial", counts, p).numpy()
+    assert set_philox.advances == [44]
     streams: dict[int, Stream] = {}
     exact = 0
     for turn in range(8):
@@ -446,7 +424,7 @@ def test_poisson_samples_are_distributed_as_their_rate_says(rate, device):
     merged = [sum(density[: first + 1]), *density[first + 1 : last], 1 - sum(density[:last])]
     classes = len(merged)
     # Below a rate of 4000 and above 64 cuRAND's are off by less than a count of these shows.
-    assert _chi_square(np.clip(values, first, last) - first, merged) < classes + 5 * math.sqrt(2 * classes)
+    assert chi_square(np.clip(values, first, last) - first, merged) < classes + 5 * math.sqrt(2 * classes)
 
 
 @pytest.mark.parametrize(("count", "p"), [(20, 0.1), (60, 0.5), (40, 0.85)])
@@ -460,7 +438,7 @@ def test_binomial_samples_are_distributed_as_their_trials_say(count, p, device):
     last = next(k for k in range(count + 1) if sum(density[: k + 1]) > 0.998)
     merged = [sum(density[: first + 1]), *density[first + 1 : last], 1 - sum(density[:last])]
     classes = len(merged)
-    assert _chi_square(np.clip(values, first, last) - first, merged) < classes + 5 * math.sqrt(2 * classes)
+    assert chi_square(np.clip(values, first, last) - first, merged) < classes + 5 * math.sqrt(2 * classes)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 20.0])
@@ -529,12 +507,12 @@ def test_samples_are_atens(name):
     for dtype in dtypes:
         for i, shape in enumerate(GPU_SHAPES):
             x, own = make(shape, dtype), bool(i % 2)
-            atens, after = _outcome(call, x, 40 + i, OFFSETS[i % len(OFFSETS)], own)
+            atens, after = outcome(call, x, 40 + i, OFFSETS[i % len(OFFSETS)], own)
             tritonite.reset_stats()
             with tritonite.use_gems(include=_FAMILY):
                 # Recorded, and replayed.
                 for _ in range(2):
-                    ours, given = _outcome(call, x, 40 + i, OFFSETS[i % len(OFFSETS)], own)
+                    ours, given = outcome(call, x, 40 + i, OFFSETS[i % len(OFFSETS)], own)
                     _agree(name, dtype, ours[0], atens[0])
                     assert torch.equal(given, after)
             counts = tritonite.stats()[name.split()[0]]

@@ -1,13 +1,11 @@
 """Scans where the samples do not reach: rows of several blocks and of several programs, outputs over inputs."""
 
 import contextlib
-import dataclasses
 
 import pytest
 import torch
 
 import tritonite
-from tritonite import devices
 from tritonite.testing.judge import assert_close
 
 SCANS = (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin)
@@ -22,10 +20,9 @@ LAYOUTS = {
 
 
 @pytest.fixture(params=[1, 64], ids=["whole rows", "split rows"])
-def tiny_blocks(request, monkeypatch):
+def tiny_blocks(request, change_device):
     """Make blocks of 64 elements, on a device with few programs; rows are whole or split."""
-    record = dataclasses.replace(devices.current, row_elements=256, row_columns=8, programs=request.param)
-    monkeypatch.setattr(devices, "current", record)
+    change_device(row_elements=256, row_columns=8, programs=request.param)
 
 
 def compare(function, x, dim):

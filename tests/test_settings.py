@@ -1,13 +1,11 @@
 """Settings of kernels besides the choice of operators: faster_only and invariant."""
 
-import dataclasses
 import threading
 
 import pytest
 import torch
 
 import tritonite
-from tritonite import devices
 from tritonite.bench.results import Result, Run, Timing, slower_operators
 from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.registry import slower
@@ -16,9 +14,9 @@ from tritonite.testing.stand_in import standing_in
 
 
 @pytest.fixture
-def exp_is_slower(monkeypatch):
+def exp_is_slower(monkeypatch, change_device):
     """ATen counts as faster in exp of float32."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
+    change_device(aten_measured=True)
     for name in ("exp", "exp_", "exp.out"):
         monkeypatch.setitem(tritonite.overloads()[name].__dict__, "slower_dtypes", frozenset({torch.float32}))
     contract.set_comparing(True)

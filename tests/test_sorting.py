@@ -1,6 +1,5 @@
 """Sorting where samples do not reach: rows of several blocks, ties, every dtype, replays, and what data decides."""
 
-import dataclasses
 import functools
 import itertools
 import unittest.mock
@@ -14,8 +13,7 @@ from conftest import FULL, calls_through, some
 import tritonite
 from tritonite import devices, registry
 from tritonite.engine import histogram
-from tritonite.engine.searching import search
-from tritonite.engine.sorting import block, dense, lexicographic, lookback, radix, runs, select, thread_tiles, topk
+from tritonite.engine.sorting import lookback, radix, thread_tiles
 from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.table import Slower
@@ -30,19 +28,15 @@ WAYS = ["in registers", "by radix", "in shared memory"]
 
 
 @pytest.fixture(params=WAYS)
-def way(request, monkeypatch):
+def way(request, change_tables, change_device):
     """Rows that a program holds, or blocks so small that it takes several programs, which count as NVIDIA's do."""
     if request.param != "in registers":
         if request.param == "in shared memory":
-            monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
-        monkeypatch.setattr(block, "LONGEST", 32)
-        monkeypatch.setattr(radix, "_HELD", 0)
-        monkeypatch.setattr(radix, "_BLOCK", 64)
-        monkeypatch.setattr(select, "_BLOCK", 64)
-        for name, value in (("SORTED_AT_ONCE", 16), ("_HELD", 0), ("_BLOCK", 64), ("_OWN_GROUPS", 8)):
-            monkeypatch.setattr(topk, name, value)
-        monkeypatch.setattr(topk, "_LEAST_GROUPS", 16)
-        monkeypatch.setattr(topk, "_MOST_GROUPS", 64)
+            change_device(ptx=True)
+        topk = {"sorted_at_once": 16, "held_bytes": 0, "block": 64}
+        topk |= {"own_groups": 8, "least_groups": 16, "most_groups": 64}
+        radix = {"held_bytes": 0, "block": 64}
+        change_tables(sorting={"network": 32, "radix": radix, "select": {"block": 64}, "topk": topk})
     return request.param
 
 
@@ -150,11 +144,11 @@ def test_the_first_of_equals_are_taken(kind, dtype, way, device):
     some(list(_KINDS), [torch.float32, torch.int64, torch.bfloat16], [False, True]),
     ids=str,
 )
-def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device):
+def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device, change_device, change_tables):
     """A fifth or nearly half of a row is selected, by several programs; equal elements keep their order."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
-    monkeypatch.setattr(radix, "_HELD", 128 * max(4, dtype.itemsize))
-    monkeypatch.setattr(select, "_BLOCK", 64)
+    change_device(ptx=ptx)
+    held_bytes = 128 * max(4, dtype.itemsize)
+    change_tables(sorting={"radix": {"held_bytes": held_bytes}, "select": {"block": 64}})
     monkeypatch.setattr(sorting, "_MANY_OF_LONG", 4)
     taken = unittest.mock.Mock(wraps=sorting.write_few_smallest)
     monkeypatch.setattr(sorting, "write_few_smallest", taken)
@@ -172,10 +166,9 @@ def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device):
     assert served("topk.values")
 
 
-def test_many_of_a_long_row_of_equals(monkeypatch, device):
+def test_many_of_a_long_row_of_equals(monkeypatch, device, change_tables):
     """A program selects all elements of a block."""
-    monkeypatch.setattr(radix, "_HELD", 4 * 512)
-    monkeypatch.setattr(select, "_EACH", 16)
+    change_tables(sorting={"radix": {"held_bytes": 4 * 512}, "select": {"few_each": 16}})
     monkeypatch.setattr(sorting, "_MANY_OF_LONG", 4)
     x = torch.ones(2, 1100, device=device)
     with tritonite.use_gems(include="topk*", faster_only=False):
@@ -239,9 +232,9 @@ _SHARED = [(), (0,), (1,), (0, 1), (0, 1, 2, 3), (2,), (0, 2)]
 
 
 @pytest.mark.parametrize(("digits", "dtype"), some(_SHARED, _SHARING, turns=2), ids=str)
-def test_digits_that_all_elements_share(digits, dtype, monkeypatch, device):
+def test_digits_that_all_elements_share(digits, dtype, change_tables, device):
     """Whose passes move nothing, in some rows and not in others."""
-    monkeypatch.setattr(radix, "_BLOCK", 64)
+    change_tables(sorting={"radix": {"block": 64}})
     n = 150 if FULL else 100
     x = torch.zeros(3, n, dtype=torch.int64, device=device)
     for digit in digits:
@@ -283,9 +276,9 @@ def test_ends_of_routes(route, descending, device):
     some([torch.float32, torch.float16, torch.int64, torch.uint8], [False, True]),
     ids=str,
 )
-def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatch, device):
+def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, change_tables, device):
     """A sort stores fewer elements than the row has, and given numbers in place of indices."""
-    monkeypatch.setattr(radix, "_BLOCK", 64)
+    change_tables(sorting={"radix": {"block": 64}})
     x = values(dtype, 2, 150 if FULL else 80, device=device)
     given = torch.randint(0, 2**20, x.shape, device=device, dtype=torch.int32)
     expected = torch.sort(x, descending=descending, stable=True)
@@ -301,12 +294,9 @@ def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatc
         assert torch.equal(numbers, expected.indices[:, :70])
 
 
-def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
-    own = radix.SORTING[devices.current.kind]
+def test_calls_that_aten_is_faster_in_decline(change_tables, device):
     slow = Slower(one_long_row=True, top_k=10, wide_ranks=True, sets=True)
-    monkeypatch.setitem(radix.SORTING, devices.current.kind, own._replace(slower=slow))
-    monkeypatch.setattr(radix, "_HELD", 400)
-    monkeypatch.setattr(topk, "_HELD", 1024)
+    change_tables(sorting={"slower": slow, "radix": {"held_bytes": 400}, "topk": {"held_bytes": 1024}})
     ops, x = registry.overloads(), torch.randint(0, 50, (200,), device=device).float()
     slower = (
         ("sort", (x,)),
@@ -377,9 +367,9 @@ def test_elements_by_their_rank(dtype, nan, way, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
-def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, monkeypatch, device):
+def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, change_device, device):
     """A program holds one row or several short ones. The first digits or the last decide."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
+    change_device(ptx=True)
     for shape in ((5, 151), (2, 1030)):
         x = values(dtype, *shape, device=device)
         if dtype is torch.int64:
@@ -396,9 +386,9 @@ def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, monkeypatch, 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_nan_with_a_sign_is_behind_all_numbers(dtype, shared, monkeypatch, device):
+def test_a_nan_with_a_sign_is_behind_all_numbers(dtype, shared, change_device, device):
     """CPUs put it last, and ATen's kernels for GPUs first."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=shared))
+    change_device(ptx=shared)
     x = torch.arange(196.0, dtype=dtype, device=device).view(14, 14)
     x[3] = -torch.tensor(float("nan"), dtype=dtype)
     assert x[3].signbit().all()
@@ -410,10 +400,10 @@ def test_a_nan_with_a_sign_is_behind_all_numbers(dtype, shared, monkeypatch, dev
     assert served("nanmedian")
 
 
-def test_calls_drawn_for_gpus_have_no_nan_with_a_sign(monkeypatch):
+def test_calls_drawn_for_gpus_have_no_nan_with_a_sign(change_device):
     """Nor do they have negative zeros, unless the sort is stable."""
     x = torch.tensor([1.0, -float("nan"), -0.0])
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, type="cuda"))
+    change_device(type="cuda")
     for name in ("median", "sort"):
         for stable in (False, True):
             drawn = DRAWN[name]({"self": x, "stable": stable})["self"]
@@ -541,10 +531,10 @@ def test_limits_of_bins_have_the_precision_of_the_elements(dtype, device, path):
 
 
 @pytest.mark.parametrize("ptx", [False, True], ids=["in registers", "in shared memory"])
-def test_few_elements_are_counted_by_one_program(ptx, device, monkeypatch):
+def test_few_elements_are_counted_by_one_program(ptx, device, monkeypatch, change_device, change_tables):
     """One program stores the result. Several add to it if sums are exact. An output with gaps is copied to last."""
-    monkeypatch.setattr(histogram, "_BLOCK", 128)
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
+    change_tables(histogram={"block": 128})
+    change_device(ptx=ptx)
     monkeypatch.setattr(histogram, "zeros", noting := _Noting(histogram.zeros))
     monkeypatch.setitem(histogram._EXACT, torch.float32, 601)
     few, many, more = (torch.rand(n, device=device) for n in (100, 600, 700))
@@ -571,9 +561,9 @@ class _Noting:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool], ids=str)
-def test_slices_in_order(dtype, monkeypatch, device):
+def test_slices_in_order(dtype, change_tables, device):
     """There are several rounds of merging."""
-    monkeypatch.setattr(lexicographic, "_RUNS", 4)
+    change_tables(sorting={"merge": {"runs": 4}})
     x = torch.randint(0, 2, (90, 3, 2), device=device).to(dtype)
     # On GPUs slices between others are ATen's, whose layout data decides.
     for dim in (0, 1, 2) if device == "cpu" else (0,):
@@ -595,15 +585,11 @@ def test_unique_elements(inverse, way, device):
 
 
 @pytest.fixture
-def by_bits(monkeypatch):
+def by_bits(change_tables):
     """Compare vectors of a few hundred elements by bit sets, in several blocks."""
-    kind = devices.current.kind
-    slow = radix.SORTING[kind].slower._replace(sets=True)
-    monkeypatch.setitem(radix.SORTING, kind, radix.SORTING[kind]._replace(dense=100, slower=slow))
-    monkeypatch.setattr(radix, "_HELD", 0)
-    monkeypatch.setattr(radix, "_BLOCK", 256)
-    for name, value in (("_BLOCK", 128), ("_THREADS", 32), ("_EACH", 2), ("_WORDS", 16), ("SHARED_BYTES", 400)):
-        monkeypatch.setattr(dense, name, value)
+    bitmap = {"least": 100, "block": 128, "threads": 32, "each": 2, "words": 16, "shared_bytes": 400}
+    radix = {"held_bytes": 0, "block": 256}
+    change_tables(sorting={"bitmap": bitmap, "radix": radix, "slower": {"sets": True}})
 
 
 _RANGES = ((0, 6), (-300, 900), (-(2**63), 2**63), (-(2**63), 50 - 2**63), (2**63 - 50, 2**63))
@@ -649,9 +635,9 @@ def test_16_bit_floats_as_bits(dtype, special, by_bits, device):
 
 
 @pytest.mark.parametrize("faster_only", [False, True])
-def test_integers_of_a_wide_range(faster_only, path, by_bits, monkeypatch, device):
+def test_integers_of_a_wide_range(faster_only, path, by_bits, monkeypatch, device, change_device):
     """They are sorted, or ATen's if that is faster, and so are later calls with such sizes."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
+    change_device(aten_measured=True)
     monkeypatch.setattr(contract, "_comparing", True)
     near = torch.arange(300, device=device) // 2
     far = near * 10**9
@@ -665,20 +651,19 @@ def test_integers_of_a_wide_range(faster_only, path, by_bits, monkeypatch, devic
     assert sum(counts.declined.values()) == declined
 
 
-def test_long_rows_decline_where_programs_may_not_wait(monkeypatch, device):
-    record = dataclasses.replace(devices.current, interpreted=False, forward_progress=False)
-    monkeypatch.setattr(devices, "current", record)
+def test_long_rows_decline_where_programs_may_not_wait(device, change_device):
+    change_device(interpreted=False, forward_progress=False)
     with pytest.raises(tritonite.errors.Decline):
         lookback.check_length(5000)
-    monkeypatch.setattr(devices, "current", dataclasses.replace(record, forward_progress=True))
+    change_device(forward_progress=True)
     lookback.check_length(5000)
 
 
 @pytest.mark.parametrize("ptx", [False, True], ids=["in registers or outside", "in shared memory"])
 @pytest.mark.parametrize("bins", [3, 1000, 1100, 10239, 10241])
-def test_bins_on_either_side_of_where_they_are_counted(ptx, bins, monkeypatch, device):
-    monkeypatch.setattr(histogram, "_BLOCK", 128)
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
+def test_bins_on_either_side_of_where_they_are_counted(ptx, bins, change_tables, device, change_device):
+    change_tables(histogram={"block": 128})
+    change_device(ptx=ptx)
     for n in (1, 700, 3000) if FULL else (1, 700):
         x = torch.randint(0, bins, (n,), device=device)
         with tritonite.use_gems(include=["bincount", "histc"]):
@@ -693,12 +678,10 @@ def test_bins_on_either_side_of_where_they_are_counted(ptx, bins, monkeypatch, d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 100, 1000])
-def test_searches_that_begin_in_shared_memory(dtype, length, monkeypatch, device):
+def test_searches_that_begin_in_shared_memory(dtype, length, change_tables, device, change_device):
     """The search visits the elements that ATen visits, so that nan among boundaries gives ATen's indices."""
-    monkeypatch.setattr(search, "_PROGRAMS", 1)
-    monkeypatch.setattr(search, "_QUERIES", 64)
-    monkeypatch.setattr(search, "_LEVELS", {4: 6, 8: 5})
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
+    change_tables(searching={"shared_programs": 1, "shared_queries": 64, "shared_levels": {4: 6, 8: 5}})
+    change_device(ptx=True)
     bounds = values(dtype, length, device=device) if length > 5 else torch.ones(length, dtype=dtype, device=device)
     bounds, x = bounds.sort().values, values(dtype, 40 if FULL else 5, 33, device=device)
     for right, queries in itertools.product((False, True), (x, x.t())):
@@ -710,8 +693,8 @@ def test_searches_that_begin_in_shared_memory(dtype, length, monkeypatch, device
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
 @pytest.mark.parametrize("n", [1, 127, 128, 129, 1000])
-def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
-    monkeypatch.setattr(runs, "_EQUALS_BLOCK", 128)
+def test_runs_of_several_blocks(dtype, n, change_tables, device):
+    change_tables(sorting={"runs": {"written": 128}})
     x = values(dtype, n, 2, device=device)[:, 0] if n > 5 else torch.ones(n, dtype=dtype, device=device)
     expected = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
     with tritonite.use_gems(include="unique_consecutive"):

@@ -150,12 +150,12 @@ def test_operands_in_the_cache_have_costs_of_their_own(monkeypatch):
 
 
 @pytest.fixture
-def of_hopper(monkeypatch):
+def of_hopper(monkeypatch, change_device):
     """Decisions as they are on a GPU of sm_90."""
     answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
     for name, answer in answers.items():
         monkeypatch.setattr(devices, name, lambda device, answer=answer: answer)
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", interpreted=False))
+    change_device(kind="nvidia", interpreted=False)
 
 
 def _products(dtype):

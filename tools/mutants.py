@@ -792,7 +792,7 @@ _RANDOM = [
         "ops/random/dropout.py",
         "    scale = (1.0 / kept.to(tl.float64)).to(x.dtype)",
         "    scale = kept",
-        tests="tests/test_random.py -k dropout",
+        tests="tests/test_dropout.py -k dropout",
     ),
     Mutant(
         "each iteration of a draw repeats the first one's numbers",

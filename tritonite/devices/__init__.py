@@ -116,6 +116,8 @@ def _detect() -> Device:
     return interpreter.RECORD
 
 
+# The kinds for which engines have tables.
+KINDS = ("nvidia", "amd", "interpreter", "none")
 current = _detect()
 
 

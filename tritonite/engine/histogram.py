@@ -28,16 +28,33 @@ from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 from tritonite.runtime.symbols import Size
 
-# Elements of a block, and the least blocks of a program if there are many bins.
-_BLOCK, _LEAST = 4096, 2
-# Points of a program.
-_POINTS = 1024
-# The most bins that a program counts in registers, without shared memory.
-_OWN = 1024
 # Dtypes with an atomic addition, and the count up to which they represent all integers.
 _EXACT = {torch.int32: INT32_LIMIT, torch.int64: 2**63, torch.float32: 2**24, torch.float64: 2**53}
 # Distance between the bins at which programs start to add to the totals, so that few collide.
 _STAGGER = tl.constexpr(64)
+
+
+class HistogramTable(NamedTuple):
+    """Blocks of a kind of device.
+
+    `block`: elements of a block.
+    `least_blocks`: the fewest blocks of a program if there are more than `own_bins` bins.
+    `own_bins`: the most bins that a program counts in registers, without shared memory.
+    `points`: points of a program of a histogram over several dimensions.
+    """
+
+    block: int = 4096
+    least_blocks: int = 2
+    own_bins: int = 1024
+    points: int = 1024
+
+
+HISTOGRAM: dict[str, HistogramTable] = dict.fromkeys(devices.KINDS, HistogramTable())
+
+
+def histogram_table() -> HistogramTable:
+    """Return the table of the current device."""
+    return HISTOGRAM[devices.current.kind]
 
 
 class Limits(NamedTuple):
@@ -264,14 +281,16 @@ def _programs(n: int, bins: int | None, device: torch.device) -> int:
 
     With many bins a program has several blocks, so that less is added to the totals.
     """
-    least = 1 if bins is not None and bins <= _OWN else _LEAST
-    return max(1, min(2 * devices.multiprocessors(device), -(-n // _BLOCK) // least))
+    table = histogram_table()
+    least = 1 if bins is not None and bins <= table.own_bins else table.least_blocks
+    return max(1, min(2 * devices.multiprocessors(device), -(-n // table.block) // least))
 
 
 def _counts_alone(n: int, bins: int) -> bool:
     """Return whether one program can count all elements in bins of its own."""
-    room = SHARED_BYTES // 8 if devices.current.ptx else _OWN + 1
-    return 0 < n <= _BLOCK and bins < room
+    table = histogram_table()
+    room = SHARED_BYTES // 8 if devices.current.ptx else table.own_bins + 1
+    return 0 < n <= table.block and bins < room
 
 
 def _add_counts(
@@ -290,7 +309,7 @@ def _add_counts(
     n = x.numel()
     if not n:
         return
-    ptx = devices.current.ptx
+    ptx, table = devices.current.ptx, histogram_table()
     known = bins if isinstance(bins, int) else None
     # Counts in shared memory are int32.
     total = TRITON_DTYPES[torch.int32 if weights is None else totals.dtype]
@@ -300,26 +319,28 @@ def _add_counts(
         inside = kernel is _count
         if (inside and not room) or (known is not None and (known < room) != inside):
             continue
-        own = power_of_2(known) if known is not None and not room and known <= _OWN and weights is None else 0
-        programs = _programs(n, known, x.device) if inside or own else -(-n // _BLOCK)
+        own = 0
+        if known is not None and not room and known <= table.own_bins and weights is None:
+            own = power_of_2(known)
+        programs = _programs(n, known, x.device) if inside or own else -(-n // table.block)
         programs = 1 if alone else programs
-        reach = max(n + programs * _BLOCK, 0 if weights is None else span(weights.shape, weights.stride()))
+        reach = max(n + programs * table.block, 0 if weights is None else span(weights.shape, weights.stride()))
         counting = _Counting(
             limits="none" if limits is None else "edges" if limits.edges else "numbers",
             compute=TRITON_DTYPES[compute],
             sum=total,
             index=tl.int64 if reach >= INT32_LIMIT else integer,
-            block=_BLOCK,
+            block=table.block,
             room=room,
             own=own and max(2, own),
             alone=alone,
         )
         kernel[(programs,)](
             *(totals, x, *(limits or Limits()), () if weights is None else (weights,), shape, strides),
-            *(0 if weights is None else weights.stride(0), n, bins, -(-n // (programs * _BLOCK))),
+            *(0 if weights is None else weights.stride(0), n, bins, -(-n // (programs * table.block))),
             COUNTING=counting,
             # No more threads than elements: threads with the same element would add it twice.
-            num_warps=min(16 if inside else 8, max(1, _BLOCK // 32)),
+            num_warps=min(16 if inside else 8, max(1, table.block // 32)),
         )
 
 
@@ -398,11 +419,12 @@ def add_between(
     """
     n, bins = x.shape[0], [edge.numel() - 1 for edge in edges]
     if n:
-        _add_between[(-(-n // _POINTS),)](
+        block = histogram_table().points
+        _add_between[(-(-n // block),)](
             *(totals, x, tuple(edges), () if weights is None else (weights,), x.stride()),
             *(0 if weights is None else weights.stride(0), tuple(bins), n),
             ROUNDS=(max(bins) + 1).bit_length(),
             COMPUTE=TRITON_DTYPES[x.dtype],
-            BLOCK=_POINTS,
+            BLOCK=block,
             num_warps=4,
         )

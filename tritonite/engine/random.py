@@ -40,13 +40,31 @@ from tritonite.runtime.libentry import libentry
 # Threads of ATen's blocks, and the offset by which a draw advances the generator.
 _ATEN_BLOCK = 256
 _ADVANCE = 4
-# Elements of each result that a program writes.
-_ELEMENTS = 2048
-# Threads of ATen's blocks whose threads sample several elements each, and ATen's threads of a program.
+# Threads of ATen's blocks whose threads sample several elements each.
 _SHARING = 128
-_SAMPLED = 128
-# Numbers of a permutation that a program shuffles.
-_SHUFFLED = 1024
+
+
+class RandomTable(NamedTuple):
+    """Blocks of a kind of device.
+
+    `elements`: elements of each result that a program writes.
+    `sampled`: ATen's threads of a program that samples by rejection.
+    `shuffled`: numbers of a permutation that a program shuffles.
+    """
+
+    elements: int = 2048
+    sampled: int = 128
+    shuffled: int = 1024
+
+
+RANDOM: dict[str, RandomTable] = dict.fromkeys(devices.KINDS, RandomTable())
+# Blocks in the interpreter are large because every block costs milliseconds of Python.
+RANDOM["interpreter"] = RandomTable(elements=8192)
+
+
+def random_table() -> RandomTable:
+    """Return the table of the current device."""
+    return RANDOM[devices.current.kind]
 
 
 class Distribution(NamedTuple):
@@ -194,8 +212,7 @@ def _launch(
     values = 2 if wide else 4
     a_turn = threads * (order.vector or values)
     turns = -(-numel // a_turn)
-    elements = _ELEMENTS * (4 if devices.current.interpreted else 1)
-    block = min(power_of_2(threads), elements // (order.vector or 4))
+    block = min(power_of_2(threads), random_table().elements // (order.vector or 4))
     # In the last turn, threads behind the last element draw nothing.
     busy = min(threads, -(-(numel - (turns - 1) * a_turn) // (order.vector or 1)))
     far = (turns + 1) * threads * max(order.vector, values) >= INT32_LIMIT
@@ -343,7 +360,7 @@ def sample_each(
         random_state(out.device, advance, generator)
         return
     threads = numel if turns == 1 else -(-numel // (_SHARING * turns)) * _SHARING
-    block = min(power_of_2(threads), _SAMPLED)
+    block = min(power_of_2(threads), random_table().sampled)
     sample_kernel[(-(-threads // block),)](
         *(out, tuple(inputs), numel, *random_state(out.device, advance, generator)),
         SAMPLER=sampler,
@@ -400,6 +417,6 @@ def permute(keys: torch.Tensor, out: torch.Tensor, bits: int, generator: torch.G
         sort_long_rows(keys, 0, order, sorted_keys, out, passes=-(-bits // 8))
     else:
         sort_along(keys, 0, order, sorted_keys, out)
-    block = min(_SHUFFLED, power_of_2(n))
+    block = min(random_table().shuffled, power_of_2(n))
     state = random_state(keys.device, -(-n // _ADVANCE) * _ADVANCE, generator)
     _shuffle_kernel[(-(-n // block),)](sorted_keys, out, n, *state, BLOCK=block)

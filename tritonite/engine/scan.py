@@ -26,6 +26,7 @@ from tritonite.engine.rows.kernels import project_states
 from tritonite.engine.rows.load import OUT_KEPT, OUT_REDUCED, load, strided_pointers
 from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.states import combine_states, leaves, reduce_blocks
+from tritonite.engine.rows.table import ROWS
 from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import exact_log2
@@ -187,16 +188,13 @@ def scan(
                 carried = carried + (_last(states[i]),)
 
 
-# Rows are split if this number of times the programs would not fill the device.
-_SCARCITY = 4
-
-
 def _blocks(space: RowSpace, inner: bool) -> RowBlocks:
     """Return the blocks of a scan along contiguous elements (`inner`) or along strided ones."""
     if settings().invariant:
         return invariant(space)
     device, tile = devices.current, tile_elements(space)
     n_kept, n_scanned = space.n_kept, space.n_reduced
+    scarcity = ROWS[device.kind].scarcity
     if inner:
         scanned = power_of_2(n_scanned) if n_scanned <= device.row_elements else tile
         kept = min(power_of_2(n_kept), max(1, tile // scanned))
@@ -205,11 +203,11 @@ def _blocks(space: RowSpace, inner: bool) -> RowBlocks:
         # One warp, whose threads have most of a column each, so that they exchange little. If columns are so few that
         # they are split, a thread has four (regressions: logcumsumexp_wide_columns).
         few, side = device.row_elements // 4, device.row_columns
-        side *= 2 if _SCARCITY * -(-n_kept // (2 * side)) <= device.programs else 1
+        side *= 2 if scarcity * -(-n_kept // (2 * side)) <= device.programs else 1
         kept = min(power_of_2(n_kept), max(side, few // power_of_2(n_scanned)))
         scanned = min(power_of_2(n_scanned), max(1, few // kept))
         warps = 1
-    return cut(space, kept, scanned, warps, scarcity=_SCARCITY, least=4)
+    return cut(space, kept, scanned, warps, scarcity=scarcity, least=4)
 
 
 def scanned(

@@ -24,10 +24,18 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
 
-_ELEMENTS = 1024
 _MESSAGE = tl.constexpr("bounds of segments that decrease or exceed the rows")
 # The result of each reduction for no rows.
 IDENTITIES = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -float("inf"), "min": float("inf")}
+
+
+class SegmentedTable(NamedTuple):
+    """Blocks of a kind of device: `elements` of a program, which has up to 256 columns."""
+
+    elements: int = 1024
+
+
+SEGMENTED: dict[str, SegmentedTable] = dict.fromkeys(devices.KINDS, SegmentedTable())
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Segments(NamedTuple):
         """Launch a kernel on tensors, the last of which is the data."""
         device, data = devices.current, tensors[-1]
         columns = min(256, power_of_2(self.inner))
-        rows = min(_ELEMENTS // columns, power_of_2(-(-self.size // max(self.n, 1))))
+        rows = min(SEGMENTED[device.kind].elements // columns, power_of_2(-(-self.size // max(self.n, 1))))
         reach = max(self.outer * self.size * self.inner, self.outer * self.n * self.inner)
         meta = _SegmentMeta(
             reduction,

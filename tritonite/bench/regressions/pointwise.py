@@ -74,7 +74,7 @@ regression(
     "neg_least_elements",
     "neg",
     lambda: (drawn(10**6, dtype=torch.float16),),
-    {f"{_BLOCKS}._LEAST_ELEMENTS": 1},
+    {"engine.pointwise.table.POINTWISE[nvidia].least_elements": 1},
     2.2 / 1.6,
 )
 

@@ -338,7 +338,7 @@ regression(
     "log_softmax_copied_along_the_grain",
     "_log_softmax",
     lambda: (drawn(1470, 38, 1031).transpose(1, 2), 1, False),
-    {"engine.rows.declare._COPIED": 2**62},
+    {f"{_TABLE}.copied_elements": 2**62},
     1611 / 360,
 )
 

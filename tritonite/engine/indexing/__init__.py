@@ -8,6 +8,7 @@
 - renorm: rows of a table scaled to a maximum norm
 - compact: nonzero elements: their indices, ranks and copies
 - repeat: repeat_interleave
+- table: blocks for each kind of device
 
 A call of `index_put` (`ops/scatter.py`):
 

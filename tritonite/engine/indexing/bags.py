@@ -20,15 +20,13 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import IN_RANGE
+from tritonite.engine.indexing.table import indexing_table
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import move
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import zeros
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
-
-# Rows whose loads are in flight at a time.
-_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def _meta(mode: str, *tensors: torch.Tensor, **others: Any) -> _BagMeta:
     return _BagMeta(
         mode,
         columns=min(512, power_of_2(columns)),
-        rows=_ROWS,
+        rows=indexing_table().bag_rows,
         compute=TRITON_DTYPES[opmath(tensors[0].dtype)],
         index=tl.int64 if reach >= INT32_LIMIT else tl.int32,
         weighted=others.get("weighted", False),

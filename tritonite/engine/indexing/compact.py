@@ -15,6 +15,7 @@ import triton.language as tl
 
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import row_major
+from tritonite.engine.indexing.table import indexing_table
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import words
 from tritonite.language.indices import strided_offset
@@ -22,10 +23,6 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
-
-_BLOCK = 4096
-# Counts that are scanned at a time, and elements of a program that fills, each of which takes two 64-bit divisions.
-_COUNTS, _FILLED = 4096, 1024
 
 
 @triton.jit
@@ -187,9 +184,8 @@ def _fill_rest(out, total, value, n, columns, strides, BLOCK: tl.constexpr):
 def fill_rest(out: torch.Tensor, total: torch.Tensor, value: int) -> None:
     """Write a value to all rows of an int64 matrix behind the first `total`, a number on the device."""
     if out.numel():
-        _fill_rest[(-(-out.numel() // _FILLED),)](
-            out, total, value, out.numel(), out.shape[1], out.stride(), BLOCK=_FILLED
-        )
+        block = indexing_table().compact.filled
+        _fill_rest[(-(-out.numel() // block),)](out, total, value, out.numel(), out.shape[1], out.stride(), BLOCK=block)
 
 
 class Found:
@@ -201,7 +197,8 @@ class Found:
     def __init__(self, x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> None:
         self.x, self.shape, self.strides = x, tuple(shape), tuple(strides)
         self.n = torch.Size(self.shape).numel()
-        self._block = min(_BLOCK, max(128, power_of_2(self.n)))
+        chosen = indexing_table().compact
+        self._block = min(chosen.block, max(128, power_of_2(self.n)))
         blocks = -(-self.n // self._block)
         self._grid = (blocks,)
         # The total comes last.
@@ -219,7 +216,7 @@ class Found:
         if blocks:
             _count[self._grid](counts, x, *self._arguments, self.n, ALONE=alone, **self._facts)
         if not alone:
-            block = min(_COUNTS, max(16, power_of_2(blocks)))
+            block = min(chosen.counts, max(16, power_of_2(blocks)))
             _scan_counts[(1,)](self._starts, counts, blocks, BLOCK=block, num_warps=8)
 
     @property

@@ -19,10 +19,9 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.engine.indexing.table import indexing_table
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 
-# The least rows of a program if all rows have the same indices, which it then loads once.
-_ROWS_OF_ONE_INDEX = 4
 INDEX_DTYPES = (torch.int32, torch.int64)
 # Messages of ATen's assertions.
 IN_RANGE = "idx_dim >= 0 && idx_dim < index_size && index out of bounds"
@@ -159,9 +158,10 @@ class IndexedSpace(NamedTuple):
             columns //= 2
         rows = min(max(1, elements // columns), power_of_2(self.n_rows))
         by_column_only = by_column and not any([any(i.strides[1:]) for i in self.indices])
-        if by_column_only and self.n_rows * self.n_columns >= _ROWS_OF_ONE_INDEX * rows * columns * device.programs:
+        shared = indexing_table().rows_of_one_index
+        if by_column_only and self.n_rows * self.n_columns >= shared * rows * columns * device.programs:
             # Columns stay as many, so that what they read of a row stays in the L1 cache.
-            rows = min(max(rows, _ROWS_OF_ONE_INDEX), power_of_2(self.n_rows))
+            rows = min(max(rows, shared), power_of_2(self.n_rows))
         aligned = self._aligned(itemsize, by_column)
         return IndexedMeta((rows, columns), by_column, aligned, self.integer, wraps, message, by_column_only)
 

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.engine.indexing.indices import IN_RANGE, Index, IndexedMeta, IndexedSpace
+from tritonite.engine.indexing.table import indexing_table
 from tritonite.engine.iteration import SECTOR, power_of_2
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
@@ -204,18 +205,9 @@ def _read_from_slices(
     tl.store(out + strided_offset(row, shape, direct_strides) + column, result, mask=mask)
 
 
-# Bytes of rows in a program's shared memory; the least bytes of a row, since a shorter one has few cache lines; the
-# most rows of a program, which share the loads of the index.
-_HELD_BYTES, _LEAST_BYTES, _MOST_ROWS = 32 * 1024, 1024, 8
-# Columns that a program looks up at a time, a few for each thread.
-_LOOKED_UP = 1024
-# For rows that do not fit: the most slices, and the most bytes and columns of a result in registers.
-_MOST_SLICES, _RESULT_BYTES, _RESULT_COLUMNS = 4, 64 * 1024, 2**14
-
-
 def _held(space: IndexedSpace, itemsize: int, meta: IndexedMeta, source: torch.Tensor) -> IndexedMeta | None:
     """Return the facts of a kernel that has rows of the source in shared memory, or None if none would be faster."""
-    device = devices.current
+    device, limits = devices.current, indexing_table().shared_rows
     if not device.ptx or not meta.by_column_only or len(space.indices) != 1 or itemsize > 8:
         return None
     (index,) = space.indices
@@ -223,14 +215,15 @@ def _held(space: IndexedSpace, itemsize: int, meta: IndexedMeta, source: torch.T
     width, each = index.size * itemsize, integer // itemsize
     if index.steps != (1,) or index.inner or space.indexed[0] or space.direct[0] != 1 or source.data_ptr() % 16:
         return None
-    if width < _LEAST_BYTES or any(n % each for n in (index.size, *space.indexed[1:])):
+    if width < limits.least_bytes or any(n % each for n in (index.size, *space.indexed[1:])):
         return None
-    held = min(_HELD_BYTES // integer, power_of_2(width // integer))
-    rows = min(_HELD_BYTES // integer // held, _MOST_ROWS)
-    looked_up = min(_LOOKED_UP, power_of_2(space.n_columns))
-    if width > _HELD_BYTES:
+    held = min(limits.held_bytes // integer, power_of_2(width // integer))
+    rows = min(limits.held_bytes // integer // held, limits.most_rows)
+    looked_up = min(limits.columns, power_of_2(space.n_columns))
+    if width > limits.held_bytes:
         looked_up = power_of_2(space.n_columns)
-        if width > _MOST_SLICES * _HELD_BYTES or looked_up > min(_RESULT_COLUMNS, _RESULT_BYTES // itemsize):
+        most = min(limits.result_columns, limits.result_bytes // itemsize)
+        if width > limits.most_slices * limits.held_bytes or looked_up > most:
             return None
     # With fewer indices than sectors in a row, loading whole rows reads more than the lookups need.
     if space.n_columns * SECTOR < width or space.n_rows * 4 < rows * device.programs:
@@ -260,7 +253,7 @@ def read_at(
     meta = space.meta(itemsize, wraps, message)
     held = _held(space, itemsize, meta, source)
     if held is not None:
-        sliced = space.indices[0].size * itemsize > _HELD_BYTES
+        sliced = space.indices[0].size * itemsize > indexing_table().shared_rows.held_bytes
         kernel = _read_from_slices if sliced else _read_from_shared
         kernel[(-(-space.n_rows // held.block[0]),)](
             words(out), words(source), *space.arguments(), META=held, num_warps=16 if sliced else 8, **ASSERTING

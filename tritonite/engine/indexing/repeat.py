@@ -6,12 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite.engine.indexing.table import indexing_table
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import Size
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
-
-_BLOCK = 1024
 
 
 @libentry()
@@ -53,7 +52,8 @@ def _check_repeats(repeats, ends, stride, n, size, BLOCK: tl.constexpr):
 def check_repeats(repeats: torch.Tensor, ends: torch.Tensor, size: int) -> None:
     """Check a vector of repeats, whose cumulative sum is `ends`, against a `size`, or -1 if it is not known."""
     n = repeats.numel()
-    _check_repeats[(-(-n // _BLOCK),)](repeats, ends, repeats.stride(0), n, size, BLOCK=_BLOCK, **ASSERTING)
+    block = indexing_table().repeated
+    _check_repeats[(-(-n // block),)](repeats, ends, repeats.stride(0), n, size, BLOCK=block, **ASSERTING)
 
 
 def repeat(out: torch.Tensor, ends: torch.Tensor, total: int | Size) -> None:
@@ -61,5 +61,6 @@ def repeat(out: torch.Tensor, ends: torch.Tensor, total: int | Size) -> None:
 
     `total` is an int, or a `Size` that the host reads from the device.
     """
-    blocks = total.blocks(_BLOCK) if isinstance(total, Size) else -(-total // _BLOCK)
-    _repeat[(blocks,)](out, ends, len(ends), total, BLOCK=_BLOCK)
+    block = indexing_table().repeated
+    blocks = total.blocks(block) if isinstance(total, Size) else -(-total // block)
+    _repeat[(blocks,)](out, ends, len(ends), total, BLOCK=block)

@@ -22,6 +22,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import Index
+from tritonite.engine.indexing.table import indexing_table
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
@@ -33,10 +34,6 @@ from tritonite.runtime.libentry import libentry
 
 # The slot of rows that are not added, which sort behind all others.
 _NO_SLOT = 2**31 - 1
-# Keys of a program that sorts, runs that are merged at a time, keys of a program that merges.
-_SORTED, _RUNS, _MERGED = 1024, 32, 64
-# Rows and columns of a chunk, and partial sums that are added up at a time.
-_ROWS, _COLUMNS, _PARTIAL_SUMS = 16, 512, 32
 
 
 @libentry()
@@ -105,8 +102,8 @@ def _sorted_rows(
     message: str,
 ) -> torch.Tensor:
     """Return the sorted keys of n rows, padded to whole blocks with keys without a slot."""
-    device = indices[0].tensor.device
-    block = min(_SORTED, max(128, power_of_2(n)))
+    device, blocks = indices[0].tensor.device, indexing_table().segments
+    block = min(blocks.sorted, max(128, power_of_2(n)))
     padded = -(-n // block) * block
     order = empty((padded,), torch.int64, device)
     ranges, slots = [], 1
@@ -125,9 +122,9 @@ def _sorted_rows(
     length = block
     while length < padded:
         merged = empty((padded,), torch.int64, device)
-        runs = min(_RUNS, power_of_2(-(-padded // length)))
-        _merge_runs[(padded // _MERGED,)](
-            *(merged, order, padded, length), STEPS=length.bit_length(), RUNS=runs, BLOCK=_MERGED, num_warps=4
+        runs = min(blocks.runs, power_of_2(-(-padded // length)))
+        _merge_runs[(padded // blocks.merged,)](
+            *(merged, order, padded, length), STEPS=length.bit_length(), RUNS=runs, BLOCK=blocks.merged, num_warps=4
         )
         order, length = merged, length * runs
     return order
@@ -368,12 +365,12 @@ def add_rows_at(
     inner = tuple(row_sizes[:-1])
     order = _sorted_rows(indices, inner, tuple(map(tuple, rows[1:])), n, skipped, wraps, message)
     reach = max(span(shape, value_strides), span(target.shape, target.stride()), n_columns, *row_sizes)
-    device, dtype = devices.current, target.dtype
+    blocks, dtype = indexing_table().segments, target.dtype
     compute = torch.int32 if dtype is torch.bool else opmath(dtype)
-    width = min(_COLUMNS, power_of_2(n_columns))
+    width = min(blocks.columns, power_of_2(n_columns))
     numbers, row_factors, bag_sizes = (None, None, None) if bags is None else bags
     meta = _AddMeta(
-        rows=_ROWS,
+        rows=blocks.rows,
         columns=width,
         compute=TRITON_DTYPES[compute],
         index=tl.int64 if reach >= INT32_LIMIT else tl.int32,
@@ -384,15 +381,17 @@ def add_rows_at(
         bagged=bags is not None,
         factor="" if row_factors is None and bag_sizes is None else "of bags" if row_factors is None else "of rows",
     )
-    chunks = len(order) // _ROWS
+    chunks = len(order) // blocks.rows
     partial_sums = empty((chunks, 2, n_columns), compute, target.device)
     # The last indexed dimension is the fastest of a slot.
     slots_of_target = (tuple([i.size for i in indices[:0:-1]]), tuple([i.steps[0] for i in reversed(indices)]))
     space = (tuple(column_sizes[:-1]), tuple(map(tuple, columns)), slots_of_target, len(order), n_columns)
     grid = (chunks * -(-n_columns // width),)
-    warps = 4 if device.interpreted else max(1, width // 128)
+    warps = 4 if devices.current.interpreted else max(1, width // 128)
     bagged = (numbers, bag_sizes if row_factors is None else row_factors, 0 if bags is None else len(values))
     _add_rows[grid](
         *(target, partial_sums, values, order, inner, tuple(rows[0]), *space, *bagged), META=meta, num_warps=warps
     )
-    _add_partial_sums[grid](target, partial_sums, order, *space, AT_ONCE=_PARTIAL_SUMS, META=meta, num_warps=warps)
+    _add_partial_sums[grid](
+        target, partial_sums, order, *space, AT_ONCE=blocks.partial_sums, META=meta, num_warps=warps
+    )

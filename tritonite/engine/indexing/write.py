@@ -22,6 +22,7 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import IN_RANGE, Index, IndexedSpace
 from tritonite.engine.indexing.read import element_offsets, rows_and_columns
+from tritonite.engine.indexing.table import indexing_table
 from tritonite.engine.iteration import span
 from tritonite.engine.movement import move, words
 from tritonite.language.atomic import atomic_add_16bit, compare_and_swap
@@ -35,8 +36,6 @@ from tritonite.runtime.symbols import Number, number_type
 # Dtypes whose atomic addition every device has.
 _ADDED_IN_MEMORY = (torch.float32, torch.float64, torch.int32, torch.int64)
 ADD, MULTIPLY, LARGEST, SMALLEST = "add", "multiply", "largest", "smallest"
-# Elements of a small target, whose float32 copy costs less than the launches that make it.
-_SMALL = 2**16
 
 
 @triton.jit
@@ -220,7 +219,7 @@ def _accumulates_wide(
     if math.prod([size for size, stride in zip(shape, target_strides, strict=True) if stride == 0]) == 1:
         return False
     reach = span(target.shape, target.stride())
-    return target.device.type == "cpu" or reach <= max(_SMALL, math.prod(shape))
+    return target.device.type == "cpu" or reach <= max(indexing_table().small_target, math.prod(shape))
 
 
 def write_at(

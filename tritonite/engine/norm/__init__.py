@@ -2,6 +2,7 @@
 
 - `launch.py`: `forward` and `backward`, the host functions: outputs, statistics, block choice, launches.
 - `blocks.py`: how rows are cut, for registers (`choose_blocks`) or for a ring in shared memory (`choose_ring`).
+- `table.py`: the ring's parameters for each kind of device.
 - `meta.py`: the compile-time parameters of the kernels.
 - `kernels.py`: `norm_forward`, `norm_backward` and `add_partials`.
 - `ring.py`: `norm_backward_by_ring`, in Gluon.

@@ -9,10 +9,8 @@ import torch
 from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.norm.meta import NormMeta, RingMeta
+from tritonite.engine.norm.table import norm_table
 from tritonite.runtime.contract import fusion, settings
-
-# Warps of a program that has a multiprocessor to itself, and chunks of a late ring.
-_RING_WARPS, _LATE = 16, 4
 
 
 class NormBlocks(NamedTuple):
@@ -90,14 +88,15 @@ def choose_ring(grads: tuple[torch.Tensor, ...], total: torch.Tensor, parameters
     enough for all multiprocessors. The sums may take at most half of the registers.
     """
     device, size, (n_rows, n_columns) = devices.current, total.dtype.itemsize, total.shape
-    programs, columns = devices.multiprocessors(total.device), _RING_WARPS * 32 * 16 // size
-    chunks, late = -(-n_columns // columns), _LATE * (len(grads) - 1)
+    table = norm_table()
+    programs, columns = devices.multiprocessors(total.device), table.ring_warps * 32 * 16 // size
+    chunks, late = -(-n_columns // columns), table.late * (len(grads) - 1)
     # Reductions take some shared memory too.
     ring = ((devices.shared_memory(total.device) - 2**11) // (columns * size) - late) // 2
     aligned = all(each.data_ptr() % 16 == 0 and each.stride(0) * size % 16 == 0 for each in (*grads, total))
     if not (device.ptx and size <= 4 and aligned and all(each.stride(1) == 1 for each in grads)):
         return None
-    if n_rows < programs or sums * chunks * columns > device.registers // 2 or ring < chunks + _LATE // 2:
+    if n_rows < programs or sums * chunks * columns > device.registers // 2 or ring < chunks + table.late // 2:
         return None
     # Two thirds of the registers hold the sums and chunks of the weight.
     held = (2 * device.registers // 3 - sums * chunks * columns) // columns
@@ -108,4 +107,4 @@ def choose_ring(grads: tuple[torch.Tensor, ...], total: torch.Tensor, parameters
         "late": late,
         "held": min(held, chunks) * parameters,
     }
-    return RingBlocks(-(-n_rows // -(-n_rows // programs)), fields, {"num_warps": _RING_WARPS})
+    return RingBlocks(-(-n_rows // -(-n_rows // programs)), fields, {"num_warps": table.ring_warps})

@@ -5,7 +5,7 @@
 - `gathered.py`: operands that a formula reads at indices it computes.
 - `overlap.py`: overlap of outputs with operands, compared on each call because it depends on addresses.
 - `specialize.py`: from a collapsed iteration space to a kernel, its signature and its grid.
-- `blocks.py`: tile sizes.
+- `blocks.py`: tile sizes, within the limits of `table.py`.
 - `layout.py`: the compile-time parameters of a kernel.
 - `kernels.py`: `elementwise_flat` and `elementwise_tile`, which serve all formulas.
 

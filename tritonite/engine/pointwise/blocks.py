@@ -10,13 +10,7 @@ from typing import NamedTuple
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.engine.pointwise.layout import VARIANTS
-
-# Programs have at least this number of elements, unless there are at most half of those that fill the device.
-_LEAST_ELEMENTS = 1024
-# The largest matrix that is read flat because L1 holds it, and the fewest elements per tile worth a tiled read.
-_MATRIX_IN_CACHE, _LEAST_TILE = 4096, 512
-# A tile that dimension 1 leaves fewer than 1 / _LINEAR_BELOW of its rows has linear rows instead.
-_LINEAR_BELOW = 4
+from tritonite.engine.pointwise.table import pointwise_table
 
 
 def is_contiguous_along(strides: Sequence[int], d: int) -> bool:
@@ -65,7 +59,7 @@ def choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsize
         if wasteful or (rows > 1 and any(own[0] > 1 for own in strides)):
             return None
     enough = min(elements // columns, power_of_2(math.prod(sizes[1:])))
-    if len(sizes) > 2 and _LINEAR_BELOW * rows <= enough and n < INT32_LIMIT:
+    if len(sizes) > 2 and pointwise_table().linear_below * rows <= enough and n < INT32_LIMIT:
         return Tile(enough, columns, linear=True)
     return Tile(rows, columns)
 
@@ -93,23 +87,23 @@ def _tiles_pay(rows: int, columns: int, sizes: Sequence[int]) -> bool:
     L1 holds a small matrix of a batch, whichever way it is read. regressions: add_transposed_flat,
     add_transposed_flat_16, add_transposed_tiled
     """
-    matrix = sizes[0] * sizes[1]
-    if len(sizes) == 2 or matrix > _MATRIX_IN_CACHE:
+    matrix, limits = sizes[0] * sizes[1], pointwise_table()
+    if len(sizes) == 2 or matrix > limits.matrix_in_cache:
         return True
     tiles = -(-sizes[0] // columns) * -(-sizes[1] // rows)
-    return matrix >= tiles * max(_LEAST_TILE, rows * columns * 11 // 20)
+    return matrix >= tiles * max(limits.least_tile, rows * columns * 11 // 20)
 
 
 def block_size(n: int, most: int) -> int:
     """Return the elements per program of a flat space of n elements.
 
     Small programs spread a small space over the device; large ones have less work per element. So the block grows as
-    the square root of n. Below `_LEAST_ELEMENTS` a program is only worth it while the device is less than half full.
+    the square root of n. Below `least_elements` a program is only worth it while the device is less than half full.
     regressions: neg_least_elements
     """
     device = devices.current
     least = device.small_block or most
-    enough = min(_LEAST_ELEMENTS, power_of_2(-(-2 * n // device.programs)))
+    enough = min(pointwise_table().least_elements, power_of_2(-(-2 * n // device.programs)))
     return min(most, max(least, enough, power_of_2(math.isqrt(max(n - 1, 0)) // 2 + 1)))
 
 

@@ -20,8 +20,6 @@ from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import ROWS, Cooperative, Regime
 from tritonite.runtime.contract import fusion, settings
 
-# Loops over more blocks are not unrolled.
-_MOST_UNROLLED = 4
 # Threads of most programs, and of a warp.
 _THREADS = 128
 _WARP = 32
@@ -586,7 +584,7 @@ def unrolled(space: RowSpace, traits: RowTraits, blocks: RowBlocks) -> int:
     even = -(-space.n_reduced // blocks.columns) == blocks.steps * blocks.splits * blocks.programs_per_row
     if (
         not even
-        or not 1 < blocks.steps <= _MOST_UNROLLED
+        or not 1 < blocks.steps <= ROWS[devices.current.kind].most_unrolled
         or blocks.splits > 1
         or traits.leaf_operands == len(space.kinds)
     ):
@@ -594,7 +592,7 @@ def unrolled(space: RowSpace, traits: RowTraits, blocks: RowBlocks) -> int:
     if blocks.programs_per_row > 1:
         return 0 if traits.staged else blocks.steps
     whole = space.inner and space.n_reduced % blocks.columns == 0
-    few = blocks.steps == _MOST_UNROLLED or not traits.staged
+    few = blocks.steps == ROWS[devices.current.kind].most_unrolled or not traits.staged
     return blocks.steps if whole and few and traits.itemsize < 4 and space.full_operands == 1 else 0
 
 

@@ -25,6 +25,7 @@ from tritonite.engine.rows.blocks import RowBlocks, RowTraits
 from tritonite.engine.rows.kernels import reduce, transform_rows
 from tritonite.engine.rows.meta import BOTH, RowsMeta
 from tritonite.engine.rows.space import RowSpace
+from tritonite.engine.rows.table import ROWS
 from tritonite.errors import Decline
 from tritonite.runtime.contract import empty, empty_strided, settings
 from tritonite.runtime.launch import ASSERTING
@@ -32,8 +33,6 @@ from tritonite.runtime.launch import ASSERTING
 # The dtype of a state that is an element's row-major index in the reduced dimensions. Its identity is above all
 # indices.
 INDEX = "index"
-# Inputs across the results' grain are copied first if they have more elements. For fewer, another launch costs as much.
-_COPIED = 2**17
 
 
 @dataclass(frozen=True)
@@ -306,7 +305,7 @@ def _along_the_grain(inputs: Sequence[torch.Tensor], out: torch.Tensor) -> tuple
     Without the copy, any choice of rows reads one of the two layouts at one element per sector. regressions:
     log_softmax_copied_along_the_grain
     """
-    if out.numel() <= _COPIED or not is_dense(out.shape, out.stride()):
+    if out.numel() <= ROWS[devices.current.kind].copied_elements or not is_dense(out.shape, out.stride()):
         return tuple(inputs)
     found = []
     for x in inputs:

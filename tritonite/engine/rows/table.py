@@ -80,6 +80,10 @@ class RowsTable(NamedTuple):
       `misaligned_long`, `misaligned_long_16bit`: rows above `misaligned_bytes`. Two programs run on a multiprocessor,
       and the L2 cache keeps their rows for the second reading. Rows above `misaligned_most_bytes` take `twice`.
     All rows:
+      `most_unrolled`: loops over more blocks are not unrolled.
+      `scarcity`: scanned rows are split if this number of times their programs would not fill the device.
+      `copied_elements`: inputs across the results' grain with more elements are copied first. For fewer, another launch
+      costs as much. regressions: log_softmax_copied_along_the_grain
       `weight_bytes`: size from which operands that are the same for every row bypass L1, which then keeps the row.
       regressions: rms_norm_weight_bypasses_l1
       `invariant`: blocks of invariant mode.
@@ -116,6 +120,9 @@ class RowsTable(NamedTuple):
     cooperative_moments_bytes: int
     weight_bytes: int
     invariant: Invariant
+    most_unrolled: int = 4
+    scarcity: int = 4
+    copied_elements: int = 2**17
 
 
 _NVIDIA = RowsTable(

@@ -2,6 +2,7 @@
 
 - search: `search`, the number of bounds before each element; `check_sorter`
 - membership: `among_few`, `among_many`, `among_all`: whether each element is among others
+- table: blocks for each kind of device
 
 A call of `searchsorted` (`ops/searching.py`):
 

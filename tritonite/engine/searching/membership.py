@@ -15,6 +15,7 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.searching.search import block_size
+from tritonite.engine.searching.table import searching_table
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import zeros
@@ -24,8 +25,6 @@ from tritonite.runtime.libentry import libentry
 FEW = 64
 # The dtypes that `among_all` serves, with the least value of each.
 TABLES = {torch.uint8: 0, torch.int8: -(2**7), torch.int16: -(2**15)}
-# The most elements of a program. Each lane has a slot of its own behind the hash table.
-_LANES = 1024
 
 
 @libentry()
@@ -190,7 +189,8 @@ def among_many(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.
     """
     size = power_of_2(2 * tests.numel())
     bits = torch.int64 if dtype.itemsize == 8 else torch.int32
-    table = zeros((size + 1 + _LANES,), bits, x.device)
+    # Each lane of a program has a slot of its own behind the hash table.
+    table = zeros((size + 1 + searching_table().slots,), bits, x.device)
     for tensor in (tests, x):
         inserts = tensor is tests
         shape, strides, integer = in_row_major(tensor)

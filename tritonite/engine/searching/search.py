@@ -10,23 +10,18 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT
+from tritonite.engine.searching.table import searching_table
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import alloc_shared, load_shared, store_shared
 from tritonite.runtime.contract import zeros
 from tritonite.runtime.libentry import libentry
 
-_BLOCK = 1024
-# Programs of a multiprocessor that search from shared memory, the elements of a block, and the rounds whose bounds fit
-# in shared memory, by the bytes of an element.
-_PROGRAMS, _QUERIES = 2, 2048
-_LEVELS = {4: 13, 8: 12}
-
 
 def block_size(n: int) -> int:
     """Return the elements of a program: fewer if n is small, so that programs fill the device."""
-    device = devices.current
-    return _BLOCK if device.interpreted or n >= _BLOCK * device.programs else 256
+    table = searching_table()
+    return table.block if n >= table.block * devices.current.programs else table.small_block
 
 
 @libentry()
@@ -164,7 +159,8 @@ def check_sorter(sorter: torch.Tensor) -> torch.Tensor:
     """Return a flag on the device: -1 if a contiguous sorter has an index that is out of range, 0 if not."""
     flag = zeros((1,), torch.int64, sorter.device)
     if sorter.numel():
-        _check_sorter[(-(-sorter.numel() // _BLOCK),)](flag, sorter, sorter.numel(), sorter.shape[-1], BLOCK=_BLOCK)
+        block = searching_table().block
+        _check_sorter[(-(-sorter.numel() // block),)](flag, sorter, sorter.numel(), sorter.shape[-1], BLOCK=block)
     return flag
 
 
@@ -178,21 +174,23 @@ def search(x: torch.Tensor, bounds: torch.Tensor, sorter: torch.Tensor | None, r
         return
     shape, strides, integer = in_row_major(x)
     compute = TRITON_DTYPES[opmath(x.dtype)]
-    programs = _PROGRAMS * devices.multiprocessors(x.device)
+    table = searching_table()
+    programs = table.shared_programs * devices.multiprocessors(x.device)
     # Rounds in shared memory: no more than there is room for, than the shortest search has, and than the elements of a
     # program repay.
-    most = _LEVELS[8 if x.dtype.itemsize == 8 else 4]
+    most = table.shared_levels[8 if x.dtype.itemsize == 8 else 4]
     levels = min(most, (length + 1).bit_length() - 1, (n // programs).bit_length() - 1)
     alone = sorter is None and bounds.dim() == 1 and 0 < length < 2**30
-    if devices.current.ptx and alone and n >= programs * _QUERIES:
-        counted = -(-n // (programs * _QUERIES))
-        _search_from_shared[(-(-n // (counted * _QUERIES)),)](
+    if devices.current.ptx and alone and n >= programs * table.shared_queries:
+        counted = -(-n // (programs * table.shared_queries))
+        block = counted * table.shared_queries
+        _search_from_shared[(-(-n // block),)](
             *(out, x, bounds, shape, strides, n, length, length.bit_length(), counted),
             RIGHT=right,
             LEVELS=levels,
             COMPUTE=compute,
-            INDEX=integer if n + counted * _QUERIES < INT32_LIMIT else tl.int64,
-            BLOCK=_QUERIES,
+            INDEX=integer if n + block < INT32_LIMIT else tl.int64,
+            BLOCK=table.shared_queries,
             num_warps=16,
         )
         return

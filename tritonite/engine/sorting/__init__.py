@@ -15,7 +15,7 @@
 A call of `sort` (`ops/sorting.py`):
 
 1. `Keys.of` describes the dtype's order. Kernels read bits as integers, so that one kernel serves dtypes of a width.
-2. `radix.sort_along` asks `radix.route`. Rows up to `SORTING[kind].network` elements go to `block.sort_rows`, which
+2. `radix.sort_along` asks `radix.route`. Rows up to `SortingTable.network` elements go to `block.sort_rows`, which
    packs key and index into one int64.
 3. Rows up to 32 KiB go to `radix.sort_held_rows`: a program ranks its elements by a digit with counters in shared
    memory, permutes them through shared memory, and repeats that for each digit.

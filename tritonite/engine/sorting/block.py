@@ -17,14 +17,12 @@ from triton.runtime.interpreter import TensorHandle
 from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import Keys, Rows, as_integers, signed_key
+from tritonite.engine.sorting.table import sorting_table
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import exact_log2
 from tritonite.runtime.libentry import libentry
 
-# Elements of the longest row that a program sorts, and of all rows of a program.
-LONGEST = 2048
-_ELEMENTS = 1024
 _LAST = tl.constexpr(2**63 - 1)
 # Modes of selection: the element of a given rank, the median (nan if the row has one), the median of all but nan.
 BY_RANK, MEDIAN, NANMEDIAN = range(3)
@@ -192,7 +190,7 @@ def _select_rows(
 def _grid(n_rows: int, n: int) -> tuple[tuple[int], dict[str, Any]]:
     """Return (the grid, the options of a launch): the rows and columns of a program, and its warps."""
     columns = max(2, power_of_2(n))
-    rows = min(max(1, _ELEMENTS // columns), power_of_2(n_rows))
+    rows = min(max(1, sorting_table().network_elements // columns), power_of_2(n_rows))
     warps = min(16, max(1, rows * columns // 128))
     return (-(-n_rows // rows),), {"ROWS": rows, "COLUMNS": columns, "num_warps": warps}
 
@@ -205,7 +203,7 @@ def sort_rows(
     indices: torch.Tensor | None,
     given: torch.Tensor | None = None,
 ) -> None:
-    """Sort rows of at most LONGEST elements, and write the first elements of each.
+    """Sort rows of at most 2,048 elements, and write the first elements of each.
 
     The size of `values`, or else of `indices`, along `dim` is the number of elements that are written. `indices` gets
     the indices of the elements, or the numbers `given` for them.
@@ -236,7 +234,7 @@ def select_rows(
     values: torch.Tensor,
     indices: torch.Tensor | None,
 ) -> None:
-    """Write one element, and its index, of each row of at most LONGEST elements. Results have size 1 along `dim`."""
+    """Write one element, and its index, of each row of at most 2,048 elements. Results have size 1 along `dim`."""
     rows = Rows((x, values, values if indices is None else indices), dim)
     grid, block = _grid(rows.n_rows, x.shape[dim])
     _select_rows[grid](

@@ -23,21 +23,13 @@ from tritonite.engine.sorting.keys import Keys, as_integers, unsigned_key
 from tritonite.engine.sorting.lookback import TICKET_INT64, check_length, runs_before
 from tritonite.engine.sorting.radix import route
 from tritonite.engine.sorting.runs import Distinct
-from tritonite.engine.sorting.table import SORTING
+from tritonite.engine.sorting.table import sorting_table
 from tritonite.language import libdevice
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.shared import SHARED_BYTES, add_shared, alloc_shared, load_shared, or_shared, store_shared
+from tritonite.language.shared import add_shared, alloc_shared, load_shared, or_shared, store_shared
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 
-# Elements of a program that finds extrema, threads of all programs, and elements of a thread that accesses the bitmap.
-_BLOCK, _THREADS, _EACH = 4096, 256, 8
-# 32-bit words of the bitmap whose integers a program writes.
-_WORDS = 512
-# The most integers of a range for each element.
-_SPARSEST = 4
-# Programs of a multiprocessor that set bits, each of which has a bitmap or counts of its own in shared memory.
-_TOGETHER = 4
 # Distance between the words at which programs start to merge into the common bitmap, so that few collide.
 _STAGGER = tl.constexpr(64)
 # The largest sum of an integer's half, rounded down, and 2^62. Subtracting from it turns a minimum into a maximum.
@@ -287,7 +279,7 @@ def serves(x: torch.Tensor) -> bool:
     device = devices.current
     served = x.dtype in (*INTS, *BOOL) or (x.dtype in FLOATS and x.dtype.itemsize == 2)
     served = served and (device.ptx or device.interpreted)
-    return served and x.numel() >= SORTING[device.kind].dense and route(x.numel(), Keys.of(x.dtype)) == "long"
+    return served and x.numel() >= sorting_table().bitmap.least and route(x.numel(), Keys.of(x.dtype)) == "long"
 
 
 class Dense:
@@ -298,10 +290,10 @@ class Dense:
     """
 
     def __init__(self, x: torch.Tensor, counted: bool) -> None:
-        n = x.numel()
+        n, chosen = x.numel(), sorting_table().bitmap
         check_length(n)
         # Counts of a range have to fit in shared memory.
-        most = min(2**30, _SPARSEST * n) if not counted else min(_SPARSEST * n, SHARED_BYTES // 4 - 2)
+        most = min(chosen.sparsest * n, chosen.shared_bytes // 4 - 2 if counted else 2**30)
         bits = 8 * x.dtype.itemsize if x.dtype not in BOOL else 1
         self._width = min(most, 2**bits) // 2 * 2
         self.never = most >= 2**bits and not x.dtype.is_floating_point
@@ -311,31 +303,32 @@ class Dense:
         self._facts = {
             "KEYS": self._keys,
             "INDEX": tl.int64 if span(x.shape, x.stride()) >= INT32_LIMIT else tl.int32,
-            "num_warps": _THREADS // 32,
+            "num_warps": chosen.threads // 32,
         }
         limit = self._width // 2
         self._given = (self._x, self._x.stride(0), n, limit)
-        _find_extrema[(-(-n // _BLOCK),)](self._extrema, *self._given, BLOCK=_BLOCK, **self._facts)
+        programs = -(-n // chosen.block)
+        _find_extrema[(programs,)](self._extrema, *self._given, BLOCK=chosen.block, **self._facts)
         self.flag = empty((1,), torch.int64, x.device)
         if not self.never:
             _write_flag[(1,)](self.flag, self._extrema, limit)
 
     def write(self, out: Distinct) -> None:
         """Write the unique integers, unless the range is too wide."""
-        device = self._x.device
+        device, chosen = self._x.device, sorting_table().bitmap
         n_words = -(-self._width // 32) + 1
         bits = zeros((n_words,), torch.int32, device)
-        counts = (zeros((SHARED_BYTES // 4,), torch.int32, device),) if self._counted else ()
-        blocks = -(-self._x.numel() // (_THREADS * _EACH))
-        constants = {"THREADS": _THREADS, "EACH": _EACH, **self._facts}
-        programs = min(blocks, _TOGETHER * devices.multiprocessors(device))
+        counts = (zeros((chosen.shared_bytes // 4,), torch.int32, device),) if self._counted else ()
+        blocks = -(-self._x.numel() // (chosen.threads * chosen.each))
+        constants = {"THREADS": chosen.threads, "EACH": chosen.each, **self._facts}
+        programs = min(blocks, chosen.programs * devices.multiprocessors(device))
         _set_bits[(programs,)](
             *(bits, counts, self._extrema, *self._given, -(-blocks // programs)),
-            ROOM=SHARED_BYTES // 4,
+            ROOM=chosen.shared_bytes // 4,
             **constants,
         )
         ranks = empty((n_words,), torch.int64, device) if out.ranks is not None else None
-        programs = -(-n_words // _WORDS)
+        programs = -(-n_words // chosen.words)
         _write_set[(programs,)](
             *(
                 as_integers(out.values),
@@ -346,9 +339,9 @@ class Dense:
             self._given[-1],
             KEYS=self._keys,
             TICKET=TICKET_INT64,
-            THREADS=_THREADS,
-            WORDS=_WORDS,
-            num_warps=_THREADS // 32,
+            THREADS=chosen.threads,
+            WORDS=chosen.words,
+            num_warps=chosen.threads // 32,
         )
         if ranks is not None:
             _look_up[(blocks,)](out.ranks, ranks, self._extrema, *self._given, **constants)

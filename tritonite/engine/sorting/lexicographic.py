@@ -14,13 +14,11 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import as_integers
+from tritonite.engine.sorting.table import sorting_table
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
 from tritonite.runtime.libentry import libentry
 from tritonite.runtime.symbols import Size
-
-# Runs that a launch merges into one, and rows of a program.
-_RUNS, _ROWS = 16, 16
 
 
 @triton.jit
@@ -110,7 +108,7 @@ def order_of(x: torch.Tensor) -> torch.Tensor:
     n, n_columns = x.shape
     order = empty((n,), torch.int64, x.device)
     _count_up[(-(-n // 1024),)](order, n, BLOCK=1024)
-    runs, block = _RUNS, 256 if devices.current.interpreted else _ROWS
+    runs, block = sorting_table().merge
     length = 1
     while length < n:
         merged = empty((n,), torch.int64, x.device)

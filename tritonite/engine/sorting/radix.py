@@ -23,11 +23,10 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
-from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import sort_rows
 from tritonite.engine.sorting.keys import Keys, RowLayout, Rows, as_integers, digit_of
 from tritonite.engine.sorting.lookback import TICKET_INT32, check_length, counts_before, is_skipped, publish_counts
-from tritonite.engine.sorting.table import SORTING
+from tritonite.engine.sorting.table import sorting_table
 from tritonite.engine.sorting.thread_tiles import index_in_block, load_block
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
@@ -35,17 +34,6 @@ from tritonite.language.shared import add_shared, alloc_shared, load_shared, sto
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 
-# Elements of a thread where one program holds a row, and of a block with a thread for each digit.
-_EACH = 4 if devices.current.interpreted else 16
-_BLOCK = 4096
-# Elements of a thread where several programs sort a row, as many as registers allow: with indices, of 64-bit keys, and
-# of narrower keys without indices.
-_SHARED_EACH, _WIDE_EACH, _ALONE_EACH = (4, 4, 4) if devices.current.interpreted else (24, 20, 16)
-# Blocks that a program of `_count_digits` counts, and its copies of each counter.
-_COUNTED = 8
-_COPIES = 2 if devices.current.interpreted else 8
-# Bytes of the longest row that one program sorts: its permutation buffer has to fit in 48 KiB of shared memory.
-_HELD = 32 * 1024
 _DIGITS = tl.constexpr(256)
 # The keys of indices, which are sorted as they are.
 _INDEX_KEYS = Keys(bits=32, infinity=0, signed=False, descending=False)
@@ -406,20 +394,20 @@ def _options(threads: int, alone: bool = False) -> dict[str, int]:
     `alone` says that keys have 32 bits at most and no indices go with them, which takes fewer registers.
     """
     device = devices.current
-    chosen = SORTING[device.kind]
+    chosen = sorting_table().radix
     registers = {"maxnreg": chosen.registers_alone if alone else chosen.registers} if device.ptx else {}
     return {"num_warps": max(1, threads // 32), **registers}
 
 
 def _held_meta(keys: Keys, index: Any, elements: int) -> RadixMeta:
     """Return the facts of a kernel that holds a row of `elements` elements, a power of two."""
-    each = min(_EACH, max(1, elements // 32))
+    each = min(sorting_table().radix.each, max(1, elements // 32))
     return RadixMeta(keys, index, _threads(elements, each), each)
 
 
 def longest_held(keys: Keys) -> int:
     """Return the length of the longest row that one program sorts."""
-    return _HELD // max(4, keys.bits // 8)
+    return sorting_table().radix.held_bytes // max(4, keys.bits // 8)
 
 
 def sort_held_rows(
@@ -499,7 +487,7 @@ def route(n: int, keys: Keys) -> str:
 
     "network" is a sorting network in registers, "held" a radix sort by one program a row, "long" one by several.
     """
-    if n <= min(block.LONGEST, SORTING[devices.current.kind].network):
+    if n <= sorting_table().network:
         return "network"
     return "held" if holds(n, keys) else "long"
 
@@ -538,8 +526,9 @@ def sort_long_rows(
     any_target = values if values is not None else indices
     assert any_target is not None
     alone = indices is None and keys.bits <= 32
-    each = _WIDE_EACH if keys.bits == 64 else _ALONE_EACH if alone else _SHARED_EACH
-    threads = _threads(_BLOCK // _EACH * each, each)
+    chosen = sorting_table().radix
+    each = chosen.each_64bit if keys.bits == 64 else chosen.each_alone if alone else chosen.each_with_indices
+    threads = _threads(chosen.block // chosen.each * each, each)
     blocks = -(-n // (threads * each))
     passes = keys.passes if passes is None else passes
     # A pass has a ticket counter and the published counts of its blocks.
@@ -550,16 +539,16 @@ def sort_long_rows(
     routes = empty((passes, n_rows), torch.int32, x.device)
     source = as_integers(x)
     rows = Rows((x,), dim)
-    counters = -(-n // (_BLOCK * _COUNTED))
+    counters = -(-n // (chosen.block * chosen.counted))
     flag = () if skip_flag is None else (skip_flag,)
     meta = RadixMeta(
         keys,
         rows.index,
-        threads=_threads(_BLOCK, _EACH),
-        each=_EACH,
+        threads=_threads(chosen.block, chosen.each),
+        each=chosen.each,
         passes=passes,
-        counted=_COUNTED,
-        copies=min(_COPIES, 32 // passes),
+        counted=chosen.counted,
+        copies=min(chosen.copies, 32 // passes),
     )
     _count_digits[(n_rows * counters,)](
         *(totals, flag, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, counters),

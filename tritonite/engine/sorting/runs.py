@@ -13,14 +13,11 @@ from tritonite.engine.indexing.compact import Found
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.sorting.keys import Rows
 from tritonite.engine.sorting.lookback import TICKET_INT64, check_length, is_skipped, runs_before
+from tritonite.engine.sorting.table import sorting_table
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, first, read, zeros
 from tritonite.runtime.libentry import libentry
-
-_BLOCK = 1024
-_LONGEST_BLOCK = 2048
-_EQUALS_BLOCK, _EQUALS_THREADS = 4096, 256
 
 
 @triton.jit
@@ -195,7 +192,8 @@ class Runs:
         """Return the length of each run."""
         result = empty((self.count,), torch.int64, self._device)
         if self.n:
-            _measure[(self.count.blocks(_BLOCK),)](result, starts, self.count, self.n, BLOCK=_BLOCK)
+            block = sorting_table().runs.measured
+            _measure[(self.count.blocks(block),)](result, starts, self.count, self.n, BLOCK=block)
         return result
 
 
@@ -234,7 +232,8 @@ def write_runs(
     the device, is 0, nothing is written.
     """
     n = x.numel()
-    block = min(_EQUALS_BLOCK, max(128, power_of_2(n)))
+    chosen = sorting_table().runs
+    block = min(chosen.written, max(128, power_of_2(n)))
     blocks = -(-n // block)
     if blocks > 1:
         check_length(n)
@@ -246,9 +245,9 @@ def write_runs(
         INDEX=tl.int64 if span(x.shape, x.stride()) >= INT32_LIMIT else tl.int32,
         TICKET=TICKET_INT64,
         WHOLE=n % block == 0,
-        THREADS=_EQUALS_THREADS,
+        THREADS=chosen.threads,
         BLOCK=block,
-        num_warps=_EQUALS_THREADS // 32,
+        num_warps=chosen.threads // 32,
     )
 
 
@@ -264,6 +263,6 @@ def longest_runs(
         *(values, indices, x, x_indices, rows.shape, rows.strides, rows.steps, x.shape[dim]),
         COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
         INDEX=rows.index,
-        BLOCK=min(_LONGEST_BLOCK, max(16, power_of_2(x.shape[dim]))),
+        BLOCK=min(sorting_table().runs.longest, max(16, power_of_2(x.shape[dim]))),
         num_warps=4,
     )

@@ -26,6 +26,7 @@ from tritonite.engine.sorting.block import BY_RANK, select_rows, wanted_rank
 from tritonite.engine.sorting.keys import Keys, Rows, as_integers, shifted_to_signed, signed_key, unsigned_key
 from tritonite.engine.sorting.lookback import TICKET_INT32, check_length, counts_before, publish_counts
 from tritonite.engine.sorting.radix import holds, longest_held, sort_selected_rows
+from tritonite.engine.sorting.table import sorting_table
 from tritonite.engine.sorting.thread_tiles import index_in_block, load_block
 from tritonite.engine.sorting.topk import key_of_rank, keys_of
 from tritonite.language.indices import strided_offset
@@ -34,15 +35,8 @@ from tritonite.language.shared import add_shared, alloc_shared, load_shared, sto
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 
-_BLOCK = 2048
-# At most as many threads as elements of a block: threads with the same element would add to shared memory twice.
-_WARPS = 8
-# Resident programs of a multiprocessor, of _WARPS warps and of one warp; the most blocks of a program.
-_PROGRAMS, _SMALL_PROGRAMS, _MOST_COUNTED = 4, 32, 16
-# Lanes of a program of one warp, and elements of a lane.
-_LANES, _EACH = (32, 4) if devices.current.interpreted else (32, 16)
-# The most bits of a digit that is counted in shared memory.
-_SHARED_BITS = 11
+# Lanes of a program of one warp.
+_LANES = 32
 # The classes whose elements are counted: those before the k-th key, and those equal to it.
 _CLASSES = tl.constexpr(2)
 # The state of a row's search has _STATE int64, whose offsets follow: the high bits of the key that are found, the
@@ -59,8 +53,15 @@ _MATCHING = tl.constexpr(5)
 _ALL_INDICES = tl.constexpr(31)
 
 
+def _block_of_program() -> dict[str, int]:
+    """Return the elements of a block, and the warps of a program."""
+    return {"BLOCK": sorting_table().select.block, "num_warps": _warps()}
+
+
 def _warps() -> int:
-    return min(_WARPS, max(1, _BLOCK // 32))
+    """Return the number of warps of a program."""
+    chosen = sorting_table().select
+    return min(chosen.warps, max(1, chosen.block // 32))
 
 
 @triton.jit
@@ -424,7 +425,7 @@ def _select_few(
 def _blocks_of_program(blocks: int, programs: int, device: torch.device) -> int:
     """Return how many blocks a program takes so that each multiprocessor has `programs`, a power of two."""
     each = blocks // (programs * devices.multiprocessors(device))
-    return 1 << min(_MOST_COUNTED, max(1, each)).bit_length() - 1
+    return 1 << min(sorting_table().select.most_counted, max(1, each)).bit_length() - 1
 
 
 def _digits(keys: Keys, n: int, k: int, enough: int) -> Iterator[tuple[bool, int, int]]:
@@ -432,7 +433,7 @@ def _digits(keys: Keys, n: int, k: int, enough: int) -> Iterator[tuple[bool, int
 
     Digits of the index follow only if `enough` elements of a row may be selected, until no more than that can match.
     """
-    most = _SHARED_BITS if devices.current.ptx else 8
+    most = sorting_table().select.shared_bits if devices.current.ptx else 8
     shift = keys.bits
     while shift:
         bits = min(most, shift)
@@ -452,7 +453,8 @@ def _searched(x: torch.Tensor, rows: Rows, n: int, rank: int, mode: int, keys: K
     The search of a row stops earlier if at most `enough` of its elements are before or match the bits found so far.
     """
     check_length(n)
-    n_rows, blocks = rows.n_rows, -(-n // _BLOCK)
+    chosen = sorting_table().select
+    n_rows, blocks = rows.n_rows, -(-n // chosen.block)
     space = (as_integers(x), rows.shape, rows.strides[0], rows.steps[0], n)
     passes = list(_digits(keys, n, rank + 1, enough))
     size = n_rows * 2 ** max(bits for _, bits, _ in passes)
@@ -460,10 +462,8 @@ def _searched(x: torch.Tensor, rows: Rows, n: int, rank: int, mode: int, keys: K
     nans = scratch[size + n_rows :]
     state = empty((n_rows, _STATE.value), torch.int64, x.device)
     if mode != BY_RANK and keys.infinity:
-        _count_nans[(n_rows * blocks,)](
-            *(nans, *space, blocks), KEYS=keys, INDEX=rows.index, BLOCK=_BLOCK, num_warps=_warps()
-        )
-    counted = _blocks_of_program(n_rows * blocks, _PROGRAMS, x.device)
+        _count_nans[(n_rows * blocks,)](*(nans, *space, blocks), KEYS=keys, INDEX=rows.index, **_block_of_program())
+    counted = _blocks_of_program(n_rows * blocks, chosen.programs, x.device)
     programs = -(-blocks // counted)
     for i, (of_index, bits, shift) in enumerate(passes):
         meta = DigitMeta(
@@ -475,7 +475,7 @@ def _searched(x: torch.Tensor, rows: Rows, n: int, rank: int, mode: int, keys: K
             shared=devices.current.ptx,
             keys=keys,
             index=rows.index,
-            block=_BLOCK,
+            block=chosen.block,
         )
         _count_digit[(n_rows * programs,)](
             *(scratch, scratch[size:], state, nans, *space, programs, counted, rank, enough),
@@ -488,7 +488,7 @@ def _searched(x: torch.Tensor, rows: Rows, n: int, rank: int, mode: int, keys: K
 def select(x: torch.Tensor, dim: int, rank: int, mode: int, values: torch.Tensor, indices: torch.Tensor | None) -> None:
     """Write one element, and its index, of each row along `dim`. Results have size 1 along `dim`."""
     keys, n = Keys.of(x.dtype), x.shape[dim]
-    if n <= topk.SORTED_AT_ONCE:
+    if n <= sorting_table().topk.sorted_at_once:
         select_rows(x, dim, rank, mode, values, indices)
     elif topk.held(n, keys):
         _select_of_held_rows(x, dim, rank, mode, keys, values, indices)
@@ -527,15 +527,14 @@ def _select_of_long_rows(
     n = x.shape[dim]
     rows = Rows((x, values, values if indices is None else indices), dim)
     state = _searched(x, rows, n, rank, mode, keys)
-    n_rows, blocks = rows.n_rows, -(-n // _BLOCK)
+    n_rows, blocks = rows.n_rows, -(-n // sorting_table().select.block)
     found = zeros((n_rows,), torch.int32, x.device)
     space = (as_integers(x), rows.shape, rows.strides[0], rows.steps[0], n)
     _find_first[(n_rows * blocks,)](
         *(found, state, *space, blocks),
         KEYS=keys,
         INDEX=rows.index,
-        BLOCK=_BLOCK,
-        num_warps=_warps(),
+        **_block_of_program(),
     )
     _write_found[(-(-n_rows // 128),)](
         as_integers(values),
@@ -553,7 +552,7 @@ def take_smallest(x: torch.Tensor, dim: int, k: int, keys: Keys, values: torch.T
     """
     n, rows = x.shape[dim], Rows((x, values, indices), dim)
     state = _searched(x, rows, n, k - 1, BY_RANK, keys)
-    blocks = -(-n // _BLOCK)
+    blocks = -(-n // sorting_table().select.block)
     scratch = zeros((TICKET_INT32 + rows.n_rows * blocks * _CLASSES.value,), torch.int32, x.device)
     _take_smallest[(rows.n_rows * blocks,)](
         *(as_integers(values), indices, state, scratch, as_integers(x)),
@@ -562,8 +561,7 @@ def take_smallest(x: torch.Tensor, dim: int, k: int, keys: Keys, values: torch.T
         CLASSES=_CLASSES.value,
         KEYS=keys,
         INDEX=rows.index,
-        BLOCK=_BLOCK,
-        num_warps=_warps(),
+        **_block_of_program(),
     )
 
 
@@ -591,8 +589,9 @@ def write_few_smallest(
     selected = empty((rows.n_rows, slots), x.dtype, x.device)
     selected_indices = empty((rows.n_rows, slots), torch.int32, x.device)
     counts = zeros((rows.n_rows,), torch.int32, x.device)
-    chunks = -(-n // (_LANES * _EACH))
-    counted = _blocks_of_program(rows.n_rows * chunks, _SMALL_PROGRAMS, x.device)
+    chosen = sorting_table().select
+    chunks = -(-n // (_LANES * chosen.few_each))
+    counted = _blocks_of_program(rows.n_rows * chunks, chosen.few_programs, x.device)
     programs = -(-chunks // counted)
     _select_few[(rows.n_rows * programs,)](
         *(as_integers(selected), selected_indices, counts, state),
@@ -600,10 +599,10 @@ def write_few_smallest(
         KEYS=keys,
         INDEX=rows.index,
         LANES=_LANES,
-        EACH=_EACH,
+        EACH=chosen.few_each,
         num_warps=1,
     )
-    ordered_bits = (_LANES * _EACH - 1).bit_length()
+    ordered_bits = (_LANES * chosen.few_each - 1).bit_length()
     sort_selected_rows(
         *(as_integers(selected), selected_indices, counts, rows, values, indices),
         *(keys, k, ordered_bits, (n - 1).bit_length()),

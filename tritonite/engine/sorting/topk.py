@@ -21,22 +21,11 @@ from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.block import sort_integers, sort_pairs
 from tritonite.engine.sorting.keys import Keys, Rows, as_integers, signed_key
+from tritonite.engine.sorting.table import sorting_table
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
-
-# Bytes of the keys of the longest row that a program holds, and 32-bit registers of a thread for keys.
-_HELD, _PER_THREAD = 32 * 1024, 16
-# The most elements that a program sorts, by the key's bits.
-_MOST_SORTED = {8: 4096, 16: 4096, 32: 4096, 64: 1024}
-# Rows up to this length are sorted, which takes less time than two launches.
-SORTED_AT_ONCE = 128
-# Elements of a block. A long row has between _LEAST_GROUPS and _MOST_GROUPS groups, a program at least _OWN_GROUPS.
-_BLOCK = 2048
-_LEAST_GROUPS, _MOST_GROUPS, _OWN_GROUPS = 1024, 4096, 128
-# Programs of a multiprocessor for long rows, and the most slices into which a row's stripes are split.
-_PROGRAMS, _MOST_SLICES = 4, 16
 
 
 @triton.jit
@@ -380,14 +369,15 @@ def _select_held(x: torch.Tensor, rows: Rows, n: int, k: int, keys: Keys) -> tup
 
 def _select_streamed(x: torch.Tensor, rows: Rows, n: int, k: int, keys: Keys) -> tuple[_Selected, int]:
     """Select from longer rows, as `_select_held` does."""
-    groups = min(_MOST_GROUPS, max(_LEAST_GROUPS, power_of_2(4 * k)))
+    chosen = sorting_table().topk
+    groups = min(chosen.most_groups, max(chosen.least_groups, power_of_2(4 * k)))
     # Programs that fill the device split a row by groups first, and then into slices, whose minima must be compared.
     stripes = -(-n // groups)
-    wanted = -(-_PROGRAMS * devices.multiprocessors(x.device) // rows.n_rows)
-    own = max(min(_OWN_GROUPS, groups), groups // power_of_2(wanted))
+    wanted = -(-chosen.programs * devices.multiprocessors(x.device) // rows.n_rows)
+    own = max(min(chosen.own_groups, groups), groups // power_of_2(wanted))
     group_blocks = groups // own
-    stripes_of_block = max(1, _BLOCK // own)
-    slices = max(1, min(_MOST_SLICES, -(-wanted // group_blocks), stripes // stripes_of_block))
+    stripes_of_block = max(1, chosen.block // own)
+    slices = max(1, min(chosen.most_slices, -(-wanted // group_blocks), stripes // stripes_of_block))
     each = -(-stripes // slices)
     minima, minimum_indices = _pairs(rows.n_rows * slices * groups, n, keys, x.device)
     space = (as_integers(x), rows.shape, rows.strides[0], rows.steps[0], n)
@@ -403,13 +393,13 @@ def _select_streamed(x: torch.Tensor, rows: Rows, n: int, k: int, keys: Keys) ->
     bounds = empty((rows.n_rows, 2), torch.int64, x.device)
     _find_bound[(rows.n_rows,)](bounds, minima, minimum_indices, slices, k, n, KEYS=keys, GROUPS=groups, num_warps=8)
     selected = _Selected.of(rows.n_rows, n, min(n, (k - 1) * stripes + 1), keys, x.device)
-    blocks = -(-n // _BLOCK)
+    blocks = -(-n // chosen.block)
     counted = power_of_2(max(1, min(8, blocks // wanted)))
     programs = -(-blocks // counted)
     _select_to_bound[(rows.n_rows * programs,)](
         *(selected.keys, selected.indices, selected.counts, bounds, *space, programs, selected.slots),
         COUNTED=counted,
-        BLOCK=_BLOCK,
+        BLOCK=chosen.block,
         num_warps=8,
         **facts,
     )
@@ -418,22 +408,24 @@ def _select_streamed(x: torch.Tensor, rows: Rows, n: int, k: int, keys: Keys) ->
 
 def serves(n: int, k: int, keys: Keys) -> bool:
     """Return whether a program can sort the selected elements, and whether those are fewer than all n of a row."""
-    most = _MOST_SORTED[keys.bits]
+    chosen = sorting_table().topk
+    most = chosen.most_sorted[keys.bits]
     if n >= 2**31:
         return False
     if held(n, keys):
-        return n > SORTED_AT_ONCE and power_of_2(k) * 2 <= power_of_2(n) and power_of_2(k) <= most
-    return power_of_2(2 * k) <= min(most, _MOST_GROUPS)
+        return n > chosen.sorted_at_once and power_of_2(k) * 2 <= power_of_2(n) and power_of_2(k) <= most
+    return power_of_2(2 * k) <= min(most, chosen.most_groups)
 
 
 def warps_for(elements: int, keys: Keys) -> int:
     """Return the number of warps whose registers hold `elements` keys."""
-    return min(16, max(1, elements * max(1, keys.bits // 32) // (32 * _PER_THREAD)))
+    registers = elements * max(1, keys.bits // 32)
+    return min(16, max(1, registers // (32 * sorting_table().topk.thread_registers)))
 
 
 def held(n: int, keys: Keys) -> bool:
     """Return whether one program holds the keys of a row of n elements in registers."""
-    return power_of_2(n) * max(32, keys.bits) // 8 <= _HELD
+    return power_of_2(n) * max(32, keys.bits) // 8 <= sorting_table().topk.held_bytes
 
 
 def write_smallest(

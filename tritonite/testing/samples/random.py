@@ -1,4 +1,4 @@
-"""Random numbers. tests/test_random.py compares their values."""
+"""Random numbers. tests/test_random.py, test_dropout.py and test_permutations.py compare their values."""
 
 from __future__ import annotations
 
