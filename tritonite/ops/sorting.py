@@ -15,9 +15,10 @@ from tritonite.engine.outputs import outputs
 from tritonite.engine.sorting import topk as selection
 from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN
 from tritonite.engine.sorting.keys import Keys
+from tritonite.engine.sorting.large_topk import sorts_few, take_smallest, write_few_smallest
 from tritonite.engine.sorting.radix import route, sort_along
 from tritonite.engine.sorting.runs import longest_runs
-from tritonite.engine.sorting.select import select, sorts_few, take_smallest, write_few_smallest
+from tritonite.engine.sorting.select import select
 from tritonite.engine.sorting.table import slower
 from tritonite.errors import Decline
 from tritonite.ops.indexing import only_dimension

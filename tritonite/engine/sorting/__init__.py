@@ -7,7 +7,9 @@
 - lookback: counts of earlier blocks within one launch: tickets, published counts
 - thread_tiles: which thread holds which element of a block
 - topk: the k smallest of a row, by a bound from the minima of groups
-- select: the element of a rank; top-k with large k, by radix select
+- digit_search: the key of a rank in long rows, by radix select
+- select: the element of a rank
+- large_topk: top-k with large k
 - runs: runs of equal neighbours in sorted vectors
 - dense: unique integers of a narrow range, by a bitmap
 - lexicographic: the order of the rows of a matrix

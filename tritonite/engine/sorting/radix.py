@@ -11,6 +11,8 @@ counts of earlier blocks, which may still run, by look-back (`lookback.py`). A d
 needs no pass: `_plan_passes` finds such digits on the device and tells each pass between which buffers it moves a row.
 """
 
+# Over 500 lines: rows of one program and rows of several share the ranking by a digit.
+
 from __future__ import annotations
 
 import math

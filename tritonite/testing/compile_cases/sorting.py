@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tritonite import dtypes, registry
-from tritonite.engine.sorting import dense, select
+from tritonite.engine.sorting import dense, digit_search, select
 from tritonite.testing.compile_cases.cases import (
     ASSEMBLY_KERNELS,
     LARGE,
@@ -21,7 +21,7 @@ from tritonite.testing.compile_cases.cases import (
 
 ASSEMBLY_KERNELS.update(
     kernel.jit
-    for kernel in (dense._set_bits, dense._look_up, dense._write_set, select._count_digit, select._select_held)
+    for kernel in (dense._set_bits, dense._look_up, dense._write_set, digit_search._count_digit, select._select_held)
 )
 
 
