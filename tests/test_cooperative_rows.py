@@ -22,7 +22,7 @@ _SOFTMAX = sys.modules["tritonite.ops.softmax"]
 
 @pytest.fixture
 def cooperative_launches(monkeypatch, change_device):
-    """Collect the scratch of every launch of cooperative rows, with a device that makes few rows cooperative."""
+    """Return the scratch of every launch of cooperative rows, on a device that makes few rows cooperative."""
     change_device(row_elements=4096, programs=1, forward_progress=True)
     found, scratch = [], cooperative.scratch
 
@@ -36,7 +36,7 @@ def cooperative_launches(monkeypatch, change_device):
 
 @pytest.fixture
 def in_threads(monkeypatch):
-    """The interpreter runs eight programs of a launch at a time, and says none which it is."""
+    """Run eight programs of a launch at a time in the interpreter, none of which knows its number."""
     if not devices.current.interpreted:
         pytest.skip("programs of the interpreter")
     one_at_a_time, rewrite = threading.Lock(), interpreter.InterpretedFunction.rewrite
@@ -98,7 +98,7 @@ def test_programs_take_tickets_for_slices_of_a_row(
         assert_close(result + 0.0, aten(*operands) + 0.0, aten(*[value.double() for value in operands]))
         words = cooperative_launches.pop()
         tickets, states = int(words[0]), words[words != 0][1:]
-        # Every program had a ticket, and left each of its row's states.
+        # Every program took a ticket, and published each state of its row.
         assert tickets > 4 and tickets % 4 == 0 and len(states) % tickets == 0 and (states % 2 == 1).all()
     assert not cooperative_launches
 
@@ -116,7 +116,7 @@ on_a_gpu = pytest.mark.skipif(
     + [(n, torch.float32) for n in (49_160, 65_536)],
     ids=str,
 )
-def test_rows_that_programs_share(n, dtype, device, cooperative_launches):
+def test_rows_shared_by_programs(n, dtype, device, cooperative_launches):
     x, grad = (torch.randn(3, n, device=device).to(dtype) for _ in range(2))
     weight, bias = (torch.randn(n, device=device).to(dtype) for _ in range(2))
     x[1] *= 40
@@ -138,7 +138,7 @@ def test_rows_that_programs_share(n, dtype, device, cooperative_launches):
         for all_of_one in zip(
             *[y if isinstance(y, tuple) else (y,) for y in (*ours, function(*operands), exact)], strict=True
         ):
-            # Without the sign of zeros, which ATen makes by another formula.
+            # Signs of zeros are not compared, because ATen's formula differs.
             assert_close(all_of_one[0] + 0.0, *[y + 0.0 for y in all_of_one[3:]])
             assert all(torch.equal(all_of_one[0], again) for again in all_of_one[1:3])
         alone = dtype.itemsize < 4 and name in ("native_layer_norm", "_softmax_backward_data")

@@ -20,7 +20,8 @@ def test_a_range_that_is_not_finite_raises(path, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
-def test_integers_next_to_which_their_dtype_has_none_are_told(dtype, device):
+def test_limits_of_equal_integers_at_the_ends_of_their_dtype(dtype, device):
+    """Equal limits move apart by 1. A flag says that the dtype has no such integers."""
     info = torch.iinfo(dtype)
     for low, high, held in ((5, 5, True), (3, 9, True), (info.max, info.max, False), (info.min, info.min, False)):
         extrema = tuple(torch.tensor(x, dtype=dtype, device=device) for x in (low, high))
@@ -32,7 +33,7 @@ def test_integers_next_to_which_their_dtype_has_none_are_told(dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_limits_of_bins_have_the_precision_of_the_elements(dtype, device, path):
-    """Numbers that float32 does not hold are the first and the last bin's edges, and inside."""
+    """The limits 0.1 and 0.7 are rounded to the dtype of the elements, so that elements equal to them are inside."""
     x = torch.tensor([0.1, 0.3, 0.7, 0.7], dtype=dtype, device=device)
     with tritonite.use_gems(include="histc"):
         for _ in range(2):
@@ -42,7 +43,7 @@ def test_limits_of_bins_have_the_precision_of_the_elements(dtype, device, path):
 
 @pytest.mark.parametrize("ptx", [False, True], ids=["in registers", "in shared memory"])
 def test_few_elements_are_counted_by_one_program(ptx, device, monkeypatch, change_device, change_tables):
-    """One program stores the result. Several add to it if sums are exact. An output with gaps is copied to last."""
+    """One program stores the result. Several add to it if sums are exact. A strided output is copied to last."""
     change_tables(histogram={"block": 128})
     change_device(ptx=ptx)
     monkeypatch.setattr(histogram, "zeros", noting := _Noting(histogram.zeros))
@@ -60,7 +61,7 @@ def test_few_elements_are_counted_by_one_program(ptx, device, monkeypatch, chang
 
 
 class _Noting:
-    """A function that notes its calls."""
+    """A function that counts its calls."""
 
     def __init__(self, function):
         self.function, self.calls = function, 0
@@ -72,7 +73,7 @@ class _Noting:
 
 @pytest.mark.parametrize("ptx", [False, True], ids=["in registers or outside", "in shared memory"])
 @pytest.mark.parametrize("bins", [3, 1000, 1100, 10239, 10241])
-def test_bins_on_either_side_of_where_they_are_counted(ptx, bins, change_tables, device, change_device):
+def test_numbers_of_bins_around_the_limits_of_each_kernel(ptx, bins, change_tables, device, change_device):
     change_tables(histogram={"block": 128})
     change_device(ptx=ptx)
     for n in (1, 700, 3000) if FULL else (1, 700):

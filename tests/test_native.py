@@ -62,7 +62,7 @@ def test_devices_are_in_the_key():
     check("exp", lambda: x.exp(), lambda: y.exp(), lambda: y.exp(), replayed=1)
 
 
-def test_what_shares_memory_is_in_the_key(device):
+def test_shared_memory_is_in_the_key(device):
     x, y = torch.randn(6, device=device), torch.randn(6, device=device)
     check("add_.Tensor", lambda: x.clone().add_(y), lambda: (z := x.clone()).add_(z), replayed=0)
     tritonite.reset_stats()
@@ -78,7 +78,7 @@ def test_what_shares_memory_is_in_the_key(device):
     assert (counts.replayed, counts.launched, counts.declined) == (2, 1, {"output overlaps an input": 2})
 
 
-def test_numbers_types_are_in_the_key_and_their_values_are_not(device):
+def test_types_of_numbers_are_in_the_key_but_not_their_values(device):
     x, i = torch.randn(6, device=device), torch.arange(6, device=device)
     check("mul.Tensor", *[lambda s=s: x * s for s in (0.1, 0.2, -3.5)], replayed=2)
     check("add.Tensor", *[lambda a=a: torch.add(x, x, alpha=a) for a in (0.5, 2.5, 7.0)], replayed=2)
@@ -97,7 +97,7 @@ def test_numbers_that_decide_the_kernel_are_in_the_key(device):
     check("clamp", lambda: x.clamp(0.0, 1.0), lambda: x.clamp(0.0), lambda: x.clamp(max=0.5), replayed=0)
 
 
-def test_tensors_not_given_keep_their_place(device):
+def test_omitted_tensors_are_in_the_key(device):
     x, low, high = (torch.randn(6, device=device) for _ in range(3))
     for replayed in (3, 6):
         tritonite.reset_stats()
@@ -133,8 +133,8 @@ NUMBERED = [
 
 @pytest.mark.declines("the integers name no dtype")
 @pytest.mark.parametrize(("name", "argument"), NUMBERED)
-def test_ints_that_name_nothing_go_to_aten(name, argument, device):
-    """Through Python PyTorch itself reads beyond its tables for them, before it calls a kernel."""
+def test_unknown_enumerators_go_to_aten(name, argument, device):
+    """Through Python, PyTorch itself reads beyond its tables for them before it calls a kernel."""
     op, function = tritonite.overloads()[name], overload_named(name)
     sample = next(iter(samples(op, torch.float32, device)))
     for number in (-1, 100):
@@ -147,7 +147,7 @@ def test_ints_that_name_nothing_go_to_aten(name, argument, device):
                 torch.manual_seed(0)
                 found.append(outcome(function, *sample.args, **kwargs))
         if argument == "memory_format":
-            # For a layout that there is not PyTorch's dispatcher looks for no kernel.
+            # For an unknown layout PyTorch's dispatcher looks for no kernel.
             assert tritonite.stats()[name].declined == {"an integer that names no dtype, layout or memory format": 2}
         for each in found:
             if isinstance(expected, str):
@@ -183,7 +183,7 @@ def test_declines_are_remembered(device):
         assert torch.equal((sparse * 2).to_dense(), torch.eye(3, device=device) * 2)
 
 
-def test_explain_shows_what_is_kept(device):
+def test_explain_shows_recorded_plans(device):
     x = torch.randn(4, device=device)
     for call, arguments in ((lambda: x * 0.5, (x, 0.5)), (lambda: x + x, (x, x))):
         name = "mul.Tensor" if arguments[1] is not x else "add.Tensor"
@@ -197,7 +197,7 @@ def test_explain_shows_what_is_kept(device):
     assert "remembered" in tritonite.explain("mul.Tensor", z, z)
 
 
-def test_lazy_clones_are_written_apart(device):
+def test_lazy_clones_are_materialised_before_writes(device):
     x = torch.zeros(6, device=device)
     with tritonite.use_gems(include="add"):
         for _ in range(3):
@@ -207,7 +207,7 @@ def test_lazy_clones_are_written_apart(device):
     assert tritonite.stats()["add_.Tensor"].replayed == 2
 
 
-def test_several_outputs_and_given_ones(device):
+def test_several_outputs_and_given_outputs(device):
     x = torch.randn(5, device=device)
     expected = torch.frexp(x)
     mantissa, exponent = torch.empty_like(x), torch.empty(5, dtype=torch.int32, device=device)
@@ -230,7 +230,7 @@ def test_empty_and_zero_dim(device):
     check("sin", *[lambda: y.sin()] * 2, replayed=1)
 
 
-def test_products_of_nothing(device):
+def test_products_without_elements(device):
     a, b = torch.randn(5, 0, device=device).bfloat16(), torch.randn(0, 8, device=device).bfloat16()
     check("mm", *[lambda: a @ b] * 2, replayed=1)
 
@@ -241,7 +241,7 @@ def test_replayed_outputs_are_written(device):
         check("exp", *[lambda: x.exp()] * 2, replayed=1)
 
 
-def test_plans_are_few_and_the_least_used_goes_first(device, dispatcher):
+def test_the_least_used_plan_is_evicted(device, dispatcher):
     dispatcher.set_most_plans(3)
     try:
         sizes = (1, 2, 3, 1, 4)
@@ -253,7 +253,7 @@ def test_plans_are_few_and_the_least_used_goes_first(device, dispatcher):
         dispatcher.set_most_plans(1024)
 
 
-def test_a_failure_leaves_the_cache_sound(device, dispatcher, monkeypatch):
+def test_a_failure_leaves_the_cache_usable(device, dispatcher, monkeypatch):
     x = torch.ones(5, device=device)
 
     def fail(*_):
@@ -295,7 +295,7 @@ def test_many_threads(device):
     assert sum(counts.replayed for counts in tritonite.stats().values()) > 0
 
 
-def test_scopes_come_and_go_while_others_call(device):
+def test_scopes_change_while_other_threads_call(device):
     x, stop, failures = torch.ones(4, device=device), threading.Event(), []
 
     def work():
@@ -313,7 +313,7 @@ def test_scopes_come_and_go_while_others_call(device):
     assert not failures
 
 
-def test_a_users_kernel_comes_and_goes(device):
+def test_a_users_kernel_is_registered_and_removed(device):
     x = torch.rand(3, dtype=torch.complex64, device=device)
     library = torch.library.Library("aten", "IMPL")
     library.impl("exp2", lambda x: torch.full_like(x, 42.0), tritonite.backend.dispatch_key)
@@ -357,7 +357,7 @@ def test_numbers_on_the_device_go_to_aten():
     assert tritonite.stats()["pow.Tensor_Tensor_out"].declined == {"a number on the device": 3}
 
 
-def test_no_compiler_means_the_python_path(monkeypatch, tmp_path, device):
+def test_calls_go_through_python_without_a_compiler(monkeypatch, tmp_path, device):
     monkeypatch.setenv("TRITONITE_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
     native.module.cache_clear()

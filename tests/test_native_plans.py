@@ -28,7 +28,7 @@ def _scale(source, target, factor, n, BLOCK: tl.constexpr):
 
 
 def _twice_the_tail(xs):
-    """A host function: a temporary, views, two launches, a view as its result, a list as its argument."""
+    """A host function with a list as its argument, a temporary, views, two launches and a view as its result."""
     temporary = torch.empty_like(xs[1])
     _scale[(1,)](xs[1], temporary, 2.0, xs[1].numel(), BLOCK=16)
     result = torch.empty(xs[1].numel(), device=xs[1].device)
@@ -72,7 +72,7 @@ def test_constants_have_their_parameters_types(device):
         (lambda x: torch.ones(2, device=x.device), "the host function calls"),
     ],
 )
-def test_what_no_plan_repeats_is_counted(device, run, reason):
+def test_calls_that_a_plan_cannot_repeat_have_a_reason(device, run, reason):
     x = torch.randn(3, 4, device=device)
     results, made, told = _recorded(lambda: run(x), x)
     assert made is None and reason in told and len(results) == 1
@@ -101,7 +101,7 @@ def _drawn(x, generator):
     return target
 
 
-def test_random_numbers_are_drawn_anew(device, dispatcher):
+def test_replays_draw_new_random_numbers(device, dispatcher):
     x = torch.zeros(8, device=device)
     with standing_in("bernoulli", _drawn) as calls:
         torch.manual_seed(5)
@@ -155,7 +155,7 @@ def _doubled_by(**options):
     [_doubled, _doubled_with_scratch, _doubled_by(num_ctas=2), _doubled_by(launch_cooperative_grid=True)],
     ids=["descriptor", "scratch", "cluster", "cooperative"],
 )
-def test_what_launches_may_need(device, dispatcher, host):
+def test_launches_with_descriptors_scratch_clusters_and_cooperation(device, dispatcher, host):
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.uint8, device=device))
     # Several sizes, so that later tensors have other addresses.
     xs = [torch.randn(16 + n, 16, device=device)[n:] for n in range(4)]
@@ -199,7 +199,7 @@ def test_a_failed_launch_names_the_operator(device, altered_launches):
         assert len(calls) == 2
 
 
-def test_plans_keep_their_kernels_alive_and_let_them_go(device, dispatcher, altered_launches):
+def test_plans_own_their_kernels(device, dispatcher, altered_launches):
     class Owner:
         def __call__(self, values, grid):
             pass
@@ -222,13 +222,13 @@ def test_plans_keep_their_kernels_alive_and_let_them_go(device, dispatcher, alte
         assert alive[0]() is None
 
 
-def test_a_launch_of_nothing_is_no_launch():
+def test_an_empty_grid_is_not_recorded():
     recorder = Recorder([])
     recorder.add(["i32"], [7], (4, 0, 1), None, print)
     assert recorder.plan([]).launches == []
 
 
-def test_launches_that_are_watched_are_not_replayed(device):
+def test_launches_with_a_hook_are_not_replayed(device):
     x, seen = torch.ones(4, device=device), []
 
     def watch(metadata):

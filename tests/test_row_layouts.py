@@ -20,7 +20,7 @@ from tritonite.runtime.libentry import libentry
 from tritonite.testing.judge import assert_close
 
 
-def test_outputs_may_have_any_strides_but_no_input(device):
+def test_outputs_of_any_strides_and_outputs_that_overlap_inputs(device):
     x = torch.randn(6, 8, device=device)
     out, expected = torch.empty(8, 2, device=device)[:, 0], x.sum(0)
     with tritonite.use_gems():
@@ -31,15 +31,15 @@ def test_outputs_may_have_any_strides_but_no_input(device):
     assert tritonite.stats()["amax.out"].declined
 
 
-def test_one_stride_serves_what_several_dimensions_share():
-    """A group norm's weights have one for each channel; its elements lie in a line, and are read in vectors."""
+def test_dimensions_that_all_operands_share_collapse():
+    """The weights of a group norm have one element per channel. The elements of a channel are read in vectors."""
     x, weight = torch.empty(3, 2, 4, 36, dtype=torch.float16), torch.empty(8).view(1, 2, 4, 1).expand(3, 2, 4, 36)
     space = RowSpace.of((x, weight), (2, 3), (x,), (), False)
     assert space.reduced[0] == ((1,), (0, 1)) and space.reduced[1] == ((1,),)
     assert space.shapes == ((2,), (36,)) and space.kept[0][0] == (144,)
 
 
-def test_weights_of_channel_groups_leave_elements_in_vectors():
+def test_weights_of_channel_groups_keep_vector_loads():
     x, weight = torch.empty(3, 2, 8, 7, dtype=torch.float16), torch.empty(1, 2, 8, 1).expand(3, 2, 8, 7)
     space = RowSpace.of((x, weight), (2, 3), (x,), (), False)
     assert space.aligned == 8 and space.vector_width == 8 and space.segment == 1 and space.full_operands == 2
@@ -47,7 +47,7 @@ def test_weights_of_channel_groups_leave_elements_in_vectors():
 
 @pytest.mark.parametrize("width", [16, 17, 40])
 def test_columns_of_many_blocks(width, device, change_device):
-    """Loads of 16 bytes or of an element are prefetched by a block, with a full or a partial last block."""
+    """Loads of 16 bytes or of one element are prefetched by one block. The last block is full or partial."""
     change_device(row_elements=256, programs=1)
     for x in (torch.randn(128, width, device=device), torch.randint(9, (101, width), device=device).float()):
         expected = x.min(0), x.sum(0), x.logsumexp(0)
@@ -59,7 +59,7 @@ def test_columns_of_many_blocks(width, device, change_device):
 @pytest.mark.parametrize("programs", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_columns_whose_elements_are_grouped(dtype, programs, device, change_device):
-    """A thread has several elements of a column, and the last are masked; groups may hold infinities or nan."""
+    """A thread has several elements of a column. The last are masked; groups may hold infinities or nan."""
     change_device(row_elements=4096, programs=programs)
     for shape in ((200, 40), (201, 33), (4101, 64)):
         x = torch.randn(shape, device=device).to(dtype)
@@ -74,7 +74,7 @@ def test_columns_whose_elements_are_grouped(dtype, programs, device, change_devi
 
 
 @pytest.mark.parametrize(("dtype", "cut"), with_cuts(torch.float16, torch.float32), indirect=["cut"])
-def test_columns_that_a_block_holds(dtype, device, cut):
+def test_columns_that_fit_in_a_block(dtype, device, cut):
     x = torch.randn(3, 21, 40, device=device).to(dtype)
     x[0, :20, 0], x[1, :, 1], x[2, 5, 2], x[2, 5, 3] = -math.inf, -math.inf, math.inf, math.nan
     for name in ("softmax", "log_softmax"):
@@ -84,8 +84,8 @@ def test_columns_that_a_block_holds(dtype, device, cut):
     assert served("_softmax") and served("_log_softmax")
 
 
-def test_split_columns_of_a_gradient_that_is_one_number(device, change_device):
-    """The first operand is the same for all, and there are fewer states than operands."""
+def test_split_columns_of_an_expanded_gradient(device, change_device):
+    """The first operand is one element, expanded, and there are fewer states than operands."""
     change_device(row_elements=32, row_columns=16, programs=64)
     x, weight = torch.randn(70, 5, device=device), torch.randn(5, device=device)
     _, mean, rstd = torch.native_layer_norm(x, (5,), weight, None, 1e-5)
@@ -98,7 +98,7 @@ def test_split_columns_of_a_gradient_that_is_one_number(device, change_device):
 
 
 def cut_for_transform(x, inputs, dim, traits):
-    """The blocks of a row operator, which are all of the space."""
+    """Return the blocks of a row operator, which cover the whole space."""
     space = RowSpace.of(inputs, (dim,), (x,), (), False)
     cut = blocks.for_transform(space, traits)
     assert cut.programs * cut.rows >= space.n_kept * cut.programs_per_row
@@ -114,7 +114,7 @@ def _divide(x, out, sizes, COUNT: tl.constexpr):
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 7, 8, 167, 4097, 65_535, 2**20 + 1, 2**30, 2**30 + 1, 2**31 - 1])
-def test_quotients_by_a_product(divisor, device):
+def test_quotients_by_multiplication(divisor, device):
     near = [n * divisor + d for n in (0, 1, 2, 3, 1000, 2**31 // divisor) for d in (-1, 0, 1)]
     near = [n for n in near if 0 <= n < 2**31]
     x = torch.cat([torch.tensor(near, dtype=torch.int32), torch.randint(2**31 - 1, (64 - len(near),)).int()]).to(device)
@@ -124,8 +124,8 @@ def test_quotients_by_a_product(divisor, device):
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["32 bits", "64 bits"])
-def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
-    """The product of index and stride needs 64 bits, for an operand that is transposed."""
+def test_offsets_beyond_32_bits(long, device, monkeypatch):
+    """The product of index and stride of a transposed operand needs 64 bits."""
     if long:
         monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
     x, y = torch.randn(2, 1301, 1303, device=device)
@@ -146,7 +146,7 @@ def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
         (35, torch.float16, 0),
     ],
 )
-def test_rows_in_several_slices_are_aligned_if_each_is(part, dtype, aligned):
+def test_alignment_of_rows_in_several_slices(part, dtype, aligned):
     x = torch.empty(16, 3, part, dtype=dtype)
     assert RowSpace.of((x,), (0, 2), (), (), False).aligned == aligned
 
@@ -161,9 +161,9 @@ BEGINNINGS = [
 
 @pytest.mark.parametrize(("n", "dtype", "programs"), BEGINNINGS, ids=str)
 def test_misaligned_rows(n, dtype, programs, device, change_device):
-    """Misaligned rows are read by vectors, except before the first vector boundary and behind the last."""
+    """Rows are read in vectors, except before the first vector boundary and behind the last one."""
     change_device(row_elements=32, row_columns=16, programs=programs)
-    # One row more than there are misalignments.
+    # One row more than there are different misalignments.
     rows = 16 // dtype.itemsize + 1
     storage = torch.randn(rows, n + 1, device=device).to(dtype)
     for x in (storage.view(-1)[: rows * n].view(rows, n), storage[:, :n], storage[:, 1:]):
@@ -179,7 +179,7 @@ def test_misaligned_rows(n, dtype, programs, device, change_device):
         check_each(calls, dtype)
 
 
-def test_rows_are_shifted_in_place(device, change_device):
+def test_misaligned_rows_in_place(device, change_device):
     """The last block, which has no whole vector, must not read results of the block before it."""
     change_device(row_elements=32, programs=1)
     # Up to 263 elements behind the first vector boundary leave the ninth block of 32 empty.
@@ -192,7 +192,7 @@ def test_rows_are_shifted_in_place(device, change_device):
     assert served("_softmax.out")
 
 
-def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
+def test_rows_of_different_misalignments_are_read_by_element(monkeypatch):
     monkeypatch.setattr(devices, "current", nvidia.RECORD)
     x, y = torch.empty(300, 36_555, dtype=torch.float16), torch.empty(300, 36_560, dtype=torch.float16)
     for others, shifted in (((x,), True), ((x, x), True), ((y[:, :-5],), False), ((x.float(),), False)):
@@ -208,8 +208,8 @@ def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
 @pytest.mark.parametrize(
     ("length_and_word", "cut"), with_cuts((100, 4), (102, 2), (104, 8), (101, 8)), indirect=["cut"]
 )
-def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, device, cut):
-    """If only 1 divides the length, rows are read by whole vectors except for the end."""
+def test_vector_width_of_padded_rows(length_and_word, device, cut):
+    """The width divides the length. If only 1 does, rows are read in whole vectors except for the end."""
     length, word = length_and_word
     x = torch.randn(9 if FULL else 5, 112, device=device).half()[:, :length]
     assert RowSpace.of((x,), (1,), (torch.empty_like(x),), (), False).vector_width == word
@@ -227,7 +227,7 @@ def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, devi
     ids=str,
 )
 def test_many_misaligned_rows(shape, dtype, device, change_device):
-    """Misaligned rows are alone, with a column-major gradient, or with weights, on a device for which they are long."""
+    """Rows alone, with a column-major gradient, or with weights, on a device for which they are long."""
     change_device(row_elements=128, programs=1)
     x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
     gradient = torch.randn(shape[::-1], device=device).to(dtype).mT
@@ -246,7 +246,7 @@ UPRIGHT = UPRIGHT if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), 
 
 
 @pytest.mark.parametrize(("shape_and_beside", "cut"), with_cuts(*UPRIGHT), indirect=["cut"])
-def test_columns_are_read_by_the_width_that_divides_all_strides(shape_and_beside, device, cut):
+def test_vector_width_of_columns(shape_and_beside, device, cut):
     shape, beside = shape_and_beside
     for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
         x = x[..., : shape[-1]]
@@ -336,7 +336,7 @@ SHORT_COLUMNS = {
 # Rows that are read by 16 bytes, by 4, and one by one; a length that fills a block's columns, and one that does not.
 @pytest.mark.parametrize("shape", [(3, 2, 256), (2, 5, 514), (2, 21, 129), (1, 32, 520), (40, 3, 7)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_short_columns_in_a_thread_each(shape, dtype, device, change_device):
+def test_short_columns_reduced_by_one_thread(shape, dtype, device, change_device):
     change_device(programs=2)
     x = torch.randn(shape, device=device).to(dtype)
     chosen = blocks.for_reduction(RowSpace.of((x,), (1,), (), (), False), 1)
@@ -351,8 +351,8 @@ def test_short_columns_in_a_thread_each(shape, dtype, device, change_device):
 
 
 @pytest.mark.parametrize("shape", [(64, 100), (4, 3, 5)], ids=str)
-def test_columns_of_one_element_in_memory(shape, device):
-    """Every operand is expanded along all dimensions, so that none is read whole."""
+def test_operands_expanded_along_all_dimensions(shape, device):
+    """No operand is contiguous along any dimension."""
     x = torch.randn(1, device=device).expand(shape)
     expected = torch.softmax(x, 0), torch.ops.aten._softmax_backward_data(x, x, 0, x.dtype)
     with tritonite.use_gems(faster_only=False):
@@ -362,7 +362,7 @@ def test_columns_of_one_element_in_memory(shape, device):
 
 
 def test_pairs_of_odd_rows_are_contiguous():
-    """The contiguity hint for pairs holds, and there is none where rows are not contiguous."""
+    """Pairs of rows of odd length get a contiguity hint where rows are contiguous, and none elsewhere."""
     odd, even, gaps = torch.empty(4, 3, 55), torch.empty(4, 3, 56), torch.empty(4, 3, 110)[..., ::2]
     found = [RowSpace.of((x,), (1,), (), (), False) for x in (odd, even, gaps)]
     assert [space.odd_strides for space in found] == [True, False, False]
@@ -375,8 +375,8 @@ def test_pairs_of_odd_rows_are_contiguous():
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("copied", [False, True])
-def test_operands_across_the_results_grain(order, dim, copied, device, change_tables):
-    """Large ones are copied first, and small ones read as they are."""
+def test_operands_contiguous_along_another_dimension_than_results(order, dim, copied, device, change_tables):
+    """Large operands are copied first. Small ones are read as they are."""
     change_tables(rows={"copied_elements": 0 if copied else 2**19})
     x = torch.randn([(17, 20, 24)[d] for d in order], device=device).permute([order.index(d) for d in range(3)])
     grad = torch.randn(17, 20, 24, device=device)
@@ -394,7 +394,7 @@ def test_operands_across_the_results_grain(order, dim, copied, device, change_ta
     + ([(72, torch.bfloat16), (136, torch.float16), (200, torch.bfloat16), (208, torch.float16)] if FULL else []),
     ids=str,
 )
-def test_norms_of_rows_far_from_a_power_of_2(length, dtype, device, change_device):
+def test_norms_of_rows_far_below_a_power_of_2(length, dtype, device, change_device):
     change_device(row_elements=64, programs=8)
     x, weight, bias = [torch.randn(shape, device=device).to(dtype) for shape in ((9, length), (length,), (length,))]
     norm = torch.nn.functional.layer_norm

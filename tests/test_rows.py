@@ -35,7 +35,7 @@ def test_any_dimensions(shape, device, cut):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
-def test_rows_that_are_transformed(shape, device, cut):
+def test_softmax_and_layer_norm_along_any_dimension(shape, device, cut):
     for transposed, dim in itertools.product((False, True), range(len(shape))):
         x = values(shape, device, transposed)
         expected = x.softmax(dim), x.log_softmax(dim)
@@ -50,8 +50,8 @@ def test_rows_that_are_transformed(shape, device, cut):
 
 
 @pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
-def test_rows_that_are_transformed_in_place(shape, device, cut):
-    """The fast path of nn.MultiheadAttention calls softmax so."""
+def test_softmax_in_place(shape, device, cut):
+    """The fast path of nn.MultiheadAttention calls softmax in this way."""
     aten = torch.ops.aten
     for dim in range(len(shape)):
         x, grad = values(shape, device), values(shape, device)
@@ -80,7 +80,7 @@ if FULL:
 )
 def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, change_device):
     change_device(row_elements=32, row_columns=16, programs=1)
-    # Only 300 rows of few elements, and 3 of a thousand, are a large space.
+    # 300 rows of few elements, or 3 of a thousand, fill the device.
     rows = 300 if n < 10 else 3 if FULL or n >= 1000 else 2
     x = torch.randn(rows, n + more, device=device).to(dtype)[:, :n]
     weight = torch.randn(n, device=device).to(dtype)
@@ -96,7 +96,7 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, change_device)
     check_each(functions, dtype)
 
 
-def test_numbers_reach_kernels_as_they_are(device, monkeypatch):
+def test_scalar_arguments_reach_kernels_unchanged(device, monkeypatch):
     number, launches = object(), []
     monkeypatch.setattr(LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(args))
     x, sums = torch.ones(4, 8, device=device), torch.empty(4, device=device)
@@ -106,7 +106,7 @@ def test_numbers_reach_kernels_as_they_are(device, monkeypatch):
     assert len(launches) == 2 and all(any(value is number for value in args) for args in launches)
 
 
-def test_facts_are_known_by_their_functions_source():
+def test_metadata_distinguishes_functions_by_their_source():
     class Function:
         __repr__ = lambda _: "function"
 
@@ -142,7 +142,7 @@ def test_rows_of_one_value_have_no_variance(value, dtype, device, cut):
     assert served("var_mean.correction")
 
 
-def test_shares_less_than_the_smallest_normal_number(device):
+def test_subnormal_probabilities(device):
     x = torch.tensor([0.0, -87, -88, -89, -91, -92, -float("inf")], device=device).bfloat16()
     exact = x.double().softmax(0)
     with tritonite.use_gems():
@@ -151,7 +151,7 @@ def test_shares_less_than_the_smallest_normal_number(device):
     assert ((shares.double() - exact).abs() <= torch.maximum(exact * 2**-8, torch.tensor(2.0**-134))).all()
 
 
-def test_split_rows_whose_order_is_not_memorys(device, change_device):
+def test_split_rows_in_another_order_than_in_memory(device, change_device):
     change_device(row_elements=32, row_columns=16, programs=64)
     x = torch.randn(3, 2, 300 if FULL else 150, device=device).transpose(0, 1)
     expected = x.softmax(-1), x.sum(-1), x.var(-1)
@@ -159,7 +159,7 @@ def test_split_rows_whose_order_is_not_memorys(device, change_device):
         torch.testing.assert_close((x.softmax(-1), x.sum(-1), x.var(-1)), expected)
 
 
-def test_indices_are_of_the_first_and_of_nan(device, cut):
+def test_indices_of_extrema_are_of_the_first_or_of_nan(device, cut):
     ties = torch.tensor([[1.0, 3.0, 3.0, -1.0], [2.0, 2.0, 2.0, 2.0], [-math.inf] * 4], device=device).repeat(1, 17)
     holes = ties.clone()
     holes[:, 5], holes[:, 60] = math.nan, math.nan
@@ -176,7 +176,7 @@ def test_indices_are_of_the_first_and_of_nan(device, cut):
 
 @pytest.mark.parametrize("n", [600, 1024])
 def test_indices_in_many_rows(n, device, change_device):
-    """Programs go through blocks, so that the first of equal elements may be in any block."""
+    """A program reads a row in several blocks. The first of equal elements may be in any of them."""
     change_device(row_elements=4096, programs=4)
     x = torch.randint(9, (9, n), device=device).float()
     x[3, 500:510], x[4], x[5, 255:257] = math.nan, -math.inf, 9
@@ -205,7 +205,7 @@ def test_elements_are_converted_first(dtype, device):
 
 @pytest.mark.parametrize("n", [1, 2, 5, 64])
 def test_sums_of_negative_zeros_are_positive(n, device):
-    """However long they are, as ATen's that begin with 0."""
+    """ATen's sums begin with 0, whatever the length."""
     nothing, one, columns = (torch.full((n,), number, device=device) for number in (-0.0, 1.0, 2.0))
     rows, flat = torch.full((n, 4), -0.0, device=device), torch.ones(4, device=device)
     mean, rstd, masks = (
@@ -230,7 +230,7 @@ def test_sums_of_negative_zeros_are_positive(n, device):
     assert all(map(served, ("binary_cross_entropy", "dot", "native_layer_norm_backward", "native_batch_norm_backward")))
 
 
-def test_gradients_that_nobody_asked_for(device):
+def test_layer_norm_gradients_of_some_arguments(device):
     x = torch.randn(6, 8, device=device, requires_grad=True)
     weight = torch.randn(8, device=device)
     for arguments in ((None, None), (weight, None), (weight.clone().requires_grad_(), weight.clone().requires_grad_())):
@@ -246,7 +246,7 @@ def test_gradients_that_nobody_asked_for(device):
     assert served("native_layer_norm_backward")
 
 
-def test_sets_of_none(device):
+def test_reductions_of_no_elements(device):
     x = torch.empty(3, 0, 2, device=device)
     with tritonite.use_gems():
         assert x.sum() == 0 and x.prod(1).eq(1).all() and x.mean().isnan() and not x.any() and x.all()
@@ -257,7 +257,7 @@ def test_sets_of_none(device):
             x.max()
 
 
-def test_what_aten_refuses_or_warns_of_is_atens(device):
+def test_errors_and_warnings_are_atens(device):
     x = torch.randn(3, 4, device=device)
     with tritonite.use_gems():
         with pytest.raises(IndexError):

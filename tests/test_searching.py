@@ -22,7 +22,7 @@ import tritonite
     ids=str,
     indirect=["way"],
 )
-def test_elements_are_among_others(dtype, tests, invert, way, device):
+def test_isin(dtype, tests, invert, way, device):
     x, others = values(dtype, 5, 40, device=device), values(dtype, tests + 5, device=device)[:tests]
     expected = ((x[..., None] == others).any(-1) != invert) if tests else torch.full_like(x, invert, dtype=torch.bool)
     with tritonite.use_gems(include="isin*"):
@@ -34,8 +34,8 @@ def test_elements_are_among_others(dtype, tests, invert, way, device):
 
 
 @pytest.mark.parametrize("count", [8, 300])
-def test_a_number_counts_for_less_than_few_elements_alone(count, device):
-    """ATen sorts a number with many elements, in float64, and on a CPU compares it with few in theirs."""
+def test_isin_of_a_number_compares_in_atens_dtype(count, device):
+    """With many elements ATen sorts and compares in float64. With few, a CPU compares in the elements' dtype."""
     tests = torch.rand(count, device=device)
     tests[2] = 0.1
     for number in (0.1, 0.5, torch.tensor(0.1, dtype=torch.float64, device=device)):
@@ -74,8 +74,8 @@ def test_searches_that_begin_in_shared_memory(dtype, length, change_tables, devi
     assert served("searchsorted.Tensor")
 
 
-def test_a_few_tests_that_are_no_vector_are_atens_to_refuse(device):
-    """If ATen does not sort, it compares all pairs through a view."""
+def test_isin_of_a_noncontiguous_matrix_of_few_tests_declines(device):
+    """If ATen does not sort, it compares all pairs through a view, which fails for this layout."""
     x, tests = torch.arange(9.0, device=device), torch.arange(600.0, device=device).view(-1, 4)[:, :3]
     with tritonite.use_gems(include="isin.Tensor_Tensor", faster_only=False):
         assert torch.isin(x, tests).tolist() == [True, True, True, False, True, True, True, False, True]

@@ -38,7 +38,7 @@ def test_rows_are_sorted_stably(dtype, descending, way, device):
 
 
 @pytest.mark.parametrize(("n", "way"), some([1, 31, 33, 64, 65, 128], WAYS, turns=2), indirect=["way"])
-def test_ends_of_blocks(n, way, device):
+def test_rows_around_the_sizes_of_blocks(n, way, device):
     x = torch.randint(0, 5, (2, n), device=device)
     expected = torch.sort(x, stable=True)
     into = torch.empty_like(x.t()).t(), torch.empty(n, 2, dtype=torch.int64, device=device).t()
@@ -58,7 +58,7 @@ def _sort_pairs(x, places, NETWORK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
 
 
 def test_a_network_of_pairs_sorts(device):
-    """The interpreter uses another function instead of the network."""
+    """Launch the network itself. In the interpreter the engine uses NumPy's sort instead."""
     x = torch.randint(-3, 3, (4, 16), device=device)
     expected = x.sort(stable=True)
     places = torch.arange(16, device=device).repeat(4, 1)
@@ -83,7 +83,7 @@ _KINDS = {
     ids=str,
     indirect=["way"],
 )
-def test_the_first_of_equals_are_taken(kind, dtype, way, device):
+def test_topk_takes_the_first_of_equal_elements(kind, dtype, way, device):
     for n, order in ((129, (False, True, False)), (700, (True, False, True))):
         x = _KINDS[kind](n).nan_to_num(float("nan") if dtype.is_floating_point else 1).to(device, dtype)
         # Orders alternate, because only keys depend on them.
@@ -101,8 +101,8 @@ def test_the_first_of_equals_are_taken(kind, dtype, way, device):
     some(list(_KINDS), [torch.float32, torch.int64, torch.bfloat16], [False, True]),
     ids=str,
 )
-def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device, change_device, change_tables):
-    """A fifth or nearly half of a row is selected, by several programs; equal elements keep their order."""
+def test_topk_with_large_k_of_long_rows(kind, dtype, ptx, monkeypatch, device, change_device, change_tables):
+    """Several programs select a fifth or nearly half of a row. Equal elements keep their order."""
     change_device(ptx=ptx)
     held_bytes = 128 * max(4, dtype.itemsize)
     change_tables(sorting={"radix": {"held_bytes": held_bytes}, "select": {"block": 64}})
@@ -123,7 +123,7 @@ def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device, chang
     assert served("topk.values")
 
 
-def test_many_of_a_long_row_of_equals(monkeypatch, device, change_tables):
+def test_topk_with_large_k_of_equal_elements(monkeypatch, device, change_tables):
     """A program selects all elements of a block."""
     change_tables(sorting={"radix": {"held_bytes": 4 * 512}, "select": {"few_each": 16}})
     monkeypatch.setattr(sorting, "_MANY_OF_LONG", 4)
@@ -136,8 +136,8 @@ def test_many_of_a_long_row_of_equals(monkeypatch, device, change_tables):
 
 
 @pytest.mark.parametrize("n", [1000, 9000])
-def test_rows_of_one_memory_into_another_layout(n, device):
-    """Their order in memory says nothing of the order in which the results are written."""
+def test_topk_of_rows_in_another_order_than_the_results(n, device):
+    """The order of the rows in memory differs from the order in which results are written."""
     x = torch.randn(3, 1, n, device=device).expand(3, 2, n)
     for operands in (x, x.transpose(0, 1)):
         expected = torch.topk(operands, 20)
@@ -169,7 +169,7 @@ def _move_by_digit(x, places, shift, valid, KEYS: tl.constexpr, THREADS: tl.cons
     ids=str,
 )
 def test_a_program_sorts_by_a_digit(each, threads, dtype, shift, device):
-    """Also where all elements have the same one, and where the last of them are none."""
+    """Random digits, equal digits, ascending digits, and a block whose last elements are behind the row's end."""
     n = threads * each
     every = torch.randint(-(2**31), 2**31, (n,), device=device).to(dtype)
     for x in (every, torch.full_like(every, 7), torch.arange(n, device=device).to(dtype) << shift):
@@ -190,7 +190,7 @@ _SHARED = [(), (0,), (1,), (0, 1), (0, 1, 2, 3), (2,), (0, 2)]
 
 @pytest.mark.parametrize(("digits", "dtype"), some(_SHARED, _SHARING, turns=2), ids=str)
 def test_digits_that_all_elements_share(digits, dtype, change_tables, device):
-    """Whose passes move nothing, in some rows and not in others."""
+    """A pass by a digit that all elements of a row share moves nothing. Rows differ in the digits that they share."""
     change_tables(sorting={"radix": {"block": 64}})
     n = 150 if FULL else 100
     x = torch.zeros(3, n, dtype=torch.int64, device=device)
@@ -202,7 +202,7 @@ def test_digits_that_all_elements_share(digits, dtype, change_tables, device):
     expected = torch.sort(x, stable=True)
     given = torch.randint(0, 2**20, x.shape, device=device, dtype=torch.int32)
     wanted = ((1, 1, None), (1, 0, None), (0, 1, None), (1, 1, given), (0, 1, given))
-    # Two of them by turns, each with every dtype, and with every set of digits; or one.
+    # Each combination runs two of these, or one, so that every dtype and every set of digits gets all of them.
     turn = _SHARED.index(digits) + 2 * _SHARING.index(dtype)
     for ordered, numbers, numbered in (wanted[turn % 5], wanted[(turn + 1) % 5])[: 1 + FULL]:
         into = torch.full((n, 3), 5, device=device).to(dtype).t() if ordered else None
@@ -217,7 +217,7 @@ _ROUTES = [(128, "network"), (129, "held"), (511, "held"), (8192, "held"), (8193
 
 
 @pytest.mark.parametrize(("route", "descending"), some(_ROUTES, [False, True]), ids=str)
-def test_ends_of_routes(route, descending, device):
+def test_rows_around_the_limits_of_each_route(route, descending, device):
     n, way = route
     x = values(torch.float32, 2, n, device=device)
     assert devices.current.kind == "amd" or radix.route(n, Keys.of(x.dtype)) == way
@@ -233,7 +233,7 @@ def test_ends_of_routes(route, descending, device):
     some([torch.float32, torch.float16, torch.int64, torch.uint8], [False, True]),
     ids=str,
 )
-def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, change_tables, device):
+def test_sorts_store_part_of_a_row_and_given_numbers(dtype, descending, change_tables, device):
     """A sort stores fewer elements than the row has, and given numbers in place of indices."""
     change_tables(sorting={"radix": {"block": 64}})
     x = values(dtype, 2, 150 if FULL else 80, device=device)
@@ -251,7 +251,7 @@ def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, change_tab
         assert torch.equal(numbers, expected.indices[:, :70])
 
 
-def test_calls_that_aten_is_faster_in_decline(change_tables, device):
+def test_calls_that_aten_serves_faster_decline(change_tables, device):
     slow = Slower(one_long_row=True, top_k=10, wide_ranks=True, sets=True)
     change_tables(sorting={"slower": slow, "radix": {"held_bytes": 400}, "topk": {"held_bytes": 1024}})
     ops, x = registry.overloads(), torch.randint(0, 50, (200,), device=device).float()
@@ -285,7 +285,7 @@ def test_calls_that_aten_is_faster_in_decline(change_tables, device):
     ids=str,
     indirect=["way"],
 )
-def test_the_largest_and_smallest(dtype, largest, k, way, device):
+def test_topk_of_the_largest_and_smallest(dtype, largest, k, way, device):
     x = values(dtype, 2, 150, device=device)
     expected = torch.topk(x, k, 1, largest, True).values
     with tritonite.use_gems(include="topk"):
@@ -304,7 +304,7 @@ def test_the_largest_and_smallest(dtype, largest, k, way, device):
     ids=str,
     indirect=["way"],
 )
-def test_elements_by_their_rank(dtype, nan, way, device):
+def test_kthvalue_and_median(dtype, nan, way, device):
     x = values(dtype, 3, 151, device=device)
     if dtype.is_floating_point:
         x = x if nan else x.nan_to_num(1.0)
@@ -324,8 +324,8 @@ def test_elements_by_their_rank(dtype, nan, way, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
-def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, change_device, device):
-    """A program holds one row or several short ones. The first digits or the last decide."""
+def test_kthvalue_and_median_of_64_bits_in_shared_memory(dtype, change_device, device):
+    """A program holds one row or several short rows. Either the first digits or the last ones decide."""
     change_device(ptx=True)
     for shape in ((5, 151), (2, 1030)):
         x = values(dtype, *shape, device=device)
@@ -343,8 +343,8 @@ def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, change_device
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_nan_with_a_sign_is_behind_all_numbers(dtype, shared, change_device, device):
-    """CPUs put it last, and ATen's kernels for GPUs first."""
+def test_median_of_negative_nan(dtype, shared, change_device, device):
+    """A negative nan is behind all numbers, as on a CPU. ATen's kernels for GPUs sort it first."""
     change_device(ptx=shared)
     x = torch.arange(196.0, dtype=dtype, device=device).view(14, 14)
     x[3] = -torch.tensor(float("nan"), dtype=dtype)
@@ -357,8 +357,8 @@ def test_a_nan_with_a_sign_is_behind_all_numbers(dtype, shared, change_device, d
     assert served("nanmedian")
 
 
-def test_calls_drawn_for_gpus_have_no_nan_with_a_sign(change_device):
-    """Nor do they have negative zeros, unless the sort is stable."""
+def test_inputs_drawn_for_gpus_have_no_negative_nan(change_device):
+    """Unless a sort is stable, they have no negative zeros either, because ATen's order of them is open."""
     x = torch.tensor([1.0, -float("nan"), -0.0])
     change_device(type="cuda")
     for name in ("median", "sort"):
@@ -366,14 +366,14 @@ def test_calls_drawn_for_gpus_have_no_nan_with_a_sign(change_device):
             drawn = DRAWN[name]({"self": x, "stable": stable})["self"]
             assert drawn.signbit().tolist() == [False, False, stable]
             assert drawn.isnan().tolist() == [False, True, False]
-        # No operator tells their signs there.
+        # No operator distinguishes the signs of float8 on GPUs.
         assert DRAWN[name]({"self": x.to(torch.float8_e5m2)})["self"].dtype is torch.float8_e5m2
 
 
 @pytest.mark.parametrize(
     ("dtype", "way"), some([torch.float32, torch.int8, torch.bool], WAYS, turns=2), ids=str, indirect=["way"]
 )
-def test_the_most_frequent(dtype, way, device):
+def test_mode(dtype, way, device):
     x = values(dtype, 3, 150, device=device)
     x = x.nan_to_num(0) if dtype.is_floating_point else x
     ordered = x.sort(1).values

@@ -18,8 +18,8 @@ from tritonite.runtime.libentry import libentry
 
 
 @pytest.mark.parametrize("path", ["native", "python"])
-def test_data_decides_again_each_time(path, device):
-    """Recorded and replayed calls, and one in between whose data ATen refuses."""
+def test_sizes_that_data_decides_are_read_in_every_call(path, device):
+    """Calls are recorded and replayed. ATen refuses the data of one call in between."""
     bad = torch.tensor([1, -1, 2], device=device)
     with calls_through(path), tritonite.use_gems(include=["_unique2", "bincount", "unique_dim"]):
         for x in ([1, 1, 2], [3, 1, 2], None, [0, 0, 0]):
@@ -38,11 +38,11 @@ def test_data_decides_again_each_time(path, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool], ids=str)
-def test_slices_in_order(dtype, change_tables, device):
-    """There are several rounds of merging."""
+def test_unique_slices(dtype, change_tables, device):
+    """The merge sort of slices has several rounds."""
     change_tables(sorting={"merge": {"runs": 4}})
     x = torch.randint(0, 2, (90, 3, 2), device=device).to(dtype)
-    # On GPUs slices between others are ATen's, whose layout data decides.
+    # On GPUs ATen serves other dimensions, where the layout of the result depends on the data.
     for dim in (0, 1, 2) if device == "cpu" else (0,):
         expected = torch.unique(x, dim=dim, return_inverse=True, return_counts=True)
         with tritonite.use_gems(include="unique_dim"):
@@ -62,8 +62,8 @@ def test_unique_elements(inverse, way, device):
 
 
 @pytest.fixture
-def by_bits(change_tables):
-    """Compare vectors of a few hundred elements by bit sets, in several blocks."""
+def small_bitmaps(change_tables):
+    """Find unique elements of a few hundred by bitmaps, in several blocks."""
     bitmap = {"least": 100, "block": 128, "threads": 32, "each": 2, "words": 16, "shared_bytes": 400}
     radix = {"held_bytes": 0, "block": 256}
     change_tables(sorting={"bitmap": bitmap, "radix": radix, "slower": {"sets": True}})
@@ -75,8 +75,8 @@ _RANGES = ((0, 6), (-300, 900), (-(2**63), 2**63), (-(2**63), 50 - 2**63), (2**6
 @pytest.mark.parametrize(
     ("dtype", "counts"), some([torch.int64, torch.int32, torch.uint8, torch.bool], [False, True]), ids=str
 )
-def test_integers_of_a_range(dtype, counts, by_bits, device):
-    """Narrow enough for shared memory, for bits in memory, or for none; at both ends of what there are."""
+def test_unique_integers_by_a_bitmap(dtype, counts, small_bitmaps, device):
+    """Ranges fit in shared memory, in global memory, or in neither, and lie at both ends of the dtype's range."""
     info = torch.iinfo(torch.uint8 if dtype is torch.bool else dtype)
     if dtype is torch.bool and tritonite.device == "cuda":
         counts = True
@@ -84,7 +84,7 @@ def test_integers_of_a_range(dtype, counts, by_bits, device):
         low, high = min(max(low, info.min), info.max - 50), max(min(high - 1, info.max), info.min + 50)
         x = torch.randint(low, high, (301,)).to(device, dtype)
         x[6], x[300] = high, low
-        # For bools inverse and counts come together, as in ATen on a GPU.
+        # For bools on a GPU inverse and counts are only asked for together.
         together = dtype is torch.bool and tritonite.device == "cuda"
         for given, inverse in ((x, together), (x[::2], True)) if high - low < 2000 else ((x, True),):
             expected = torch.unique(given, return_inverse=inverse, return_counts=counts)
@@ -98,7 +98,7 @@ def test_integers_of_a_range(dtype, counts, by_bits, device):
 @pytest.mark.parametrize(
     ("special", "dtype"), some([1.0, -0.0, float("nan"), float("inf")], [torch.float16, torch.bfloat16]), ids=str
 )
-def test_16_bit_floats_as_bits(dtype, special, by_bits, device):
+def test_unique_16_bit_floats_by_a_bitmap(dtype, special, small_bitmaps, device):
     # A CPU may give nan a sign, which ATen's kernels for GPUs sort by.
     x = torch.cat([torch.randn(300), torch.tensor([0.0, special, special, -1.0])]).to(device).to(dtype).repeat(2)
     expected = torch.unique(x, return_inverse=True, return_counts=True)
@@ -112,8 +112,8 @@ def test_16_bit_floats_as_bits(dtype, special, by_bits, device):
 
 
 @pytest.mark.parametrize("faster_only", [False, True])
-def test_integers_of_a_wide_range(faster_only, path, by_bits, monkeypatch, device, change_device):
-    """They are sorted, or ATen's if that is faster, and so are later calls with such sizes."""
+def test_unique_integers_of_a_wide_range(faster_only, path, small_bitmaps, monkeypatch, device, change_device):
+    """Integers are sorted, or go to ATen if that is faster, and so do later calls of the same shape."""
     change_device(aten_measured=True)
     monkeypatch.setattr(contract, "_comparing", True)
     near = torch.arange(300, device=device) // 2
@@ -122,7 +122,7 @@ def test_integers_of_a_wide_range(faster_only, path, by_bits, monkeypatch, devic
         for x in (near, far, near, far[:200], near[:200]):
             assert torch.equal(torch.unique(x), x[::2])
     counts = tritonite.stats()["_unique2"]
-    # Only the native dispatcher keeps what has been found of a call.
+    # Only the native dispatcher remembers that the range of an earlier call was too wide.
     declined = (4 if path == "native" else 2) if faster_only else 0
     assert counts.launched + counts.replayed == 5 - declined and not counts.unrecordable
     assert sum(counts.declined.values()) == declined
@@ -141,7 +141,7 @@ def test_runs_of_several_blocks(dtype, n, change_tables, device):
     same = identical if device == "cpu" else functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
     assert same(result[0], expected[0]) and same(alone, expected[0])
     assert torch.equal(result[1], expected[1]) and torch.equal(result[2], expected[2])
-    # The memory is that of more elements, and it is nobody else's.
+    # The storage has room for more elements, and no other tensor shares it.
     assert alone.is_contiguous() and not alone._is_view() and not alone.storage_offset()
     assert served("unique_consecutive")
 
@@ -156,8 +156,8 @@ def _before(out, words, block, AT_ONCE: tl.constexpr):
 
 @pytest.mark.parametrize("whole", [-1, 0, 5, 8, 13])
 @pytest.mark.parametrize("at_once", [2, 4, 32])
-def test_runs_of_blocks_whose_programs_still_work(whole, at_once, device):
-    """Word of single blocks, as far as one of all blocks up to it, if there is one; several blocks have no run."""
+def test_look_back_over_blocks_that_are_not_complete(whole, at_once, device):
+    """Programs have published the runs of their own block, or of all blocks up to it. Several blocks have no run."""
     words = [count << 32 | (start + 1) << 2 | 1 for count, start in ((2, 9), (0, -1), (0, -1), (4, 13)) * 4][:14]
     words[0] += 1
     if whole > 0:
@@ -172,7 +172,7 @@ def test_runs_of_blocks_whose_programs_still_work(whole, at_once, device):
     assert int(words[14]) == (expected + 7) << 32 | 1001 << 2 | 2
 
 
-def test_bools_of_which_aten_gives_other_results_are_its_on_gpus(monkeypatch, device):
+def test_unique_bools_decline_on_gpus_where_aten_differs(monkeypatch, device):
     x = torch.tensor([True, False, True], device=device)
     monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     for host, asked in ((sets.unique, (True,)), (sets.unique2, (True, True)), (sets.unique2, (True, False, True))):
@@ -184,7 +184,7 @@ def test_bools_of_which_aten_gives_other_results_are_its_on_gpus(monkeypatch, de
     assert (values.tolist(), places.tolist(), lengths.tolist()) == ([False, True], [1, 0, 1], [1, 2])
 
 
-def test_empty_sets_have_indices_on_gpus(monkeypatch, device):
+def test_unique_of_no_elements_returns_indices_on_gpus(monkeypatch, device):
     """ATen's kernels for GPUs return indices whether they are asked for or not."""
     monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     for dtype in (torch.float32, torch.bool):

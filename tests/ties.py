@@ -4,7 +4,7 @@ import torch
 
 
 def values(dtype, *shape, device):
-    """Few different ones, and every special one."""
+    """Return random values with many ties and every special value of the dtype."""
     x = torch.randn(shape) * 3
     if dtype.is_floating_point:
         flat = x.round_().view(-1)
