@@ -465,7 +465,7 @@ def test_cudnn():
 
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
-def test_references_of_what_cuda_alone_has(kind, suffix):
+def test_references_judge_cuda_only_operators(kind, suffix):
     """The references judge samples on a GPU, where ATen has no attention in float64."""
     op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
     for sample in _samples(op):
