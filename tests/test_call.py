@@ -141,7 +141,7 @@ def test_an_unserved_list_of_1500_tensors_goes_to_aten(device):
 
     flat = torch.arange(6000.0, device=device)
     lists = {
-        "apart": [torch.full((4,), float(i), device=device) for i in range(1500)],
+        "separate": [torch.full((4,), float(i), device=device) for i in range(1500)],
         "one after the other": list(flat.view(1500, 4)),
         "overlapping": [flat[i : i + 4] for i in range(1500)],
         "the same": [flat[:4]] * 1500,
@@ -163,12 +163,12 @@ def test_which_of_many_tensors_overlap_is_in_the_key(device, path):
             _add_number[(1,)](x, x, number, x.numel(), BLOCK=BLOCK)
         return ()
 
-    apart = [flat[20 * i : 20 * i + 8] for i in range(16)]
+    separate = [flat[20 * i : 20 * i + 8] for i in range(16)]
     moved = [flat[40 + 20 * i : 48 + 20 * i] for i in range(16)]
     overlapping = [flat[20 * i : 20 * i + 8] for i in range(15)] + [flat[284:292]]
-    twice = apart[:15] + apart[:1]
+    twice = separate[:15] + separate[:1]
     with standing_in("_foreach_add_.Scalar", host):
-        for xs, recorded in ((apart, 1), (moved, 1), (overlapping, 2), (twice, 3), (apart, 3), (twice, 3)):
+        for xs, recorded in ((separate, 1), (moved, 1), (overlapping, 2), (twice, 3), (separate, 3), (twice, 3)):
             expected = flat.clone()
             for x in xs:
                 expected.as_strided(x.shape, x.stride(), x.storage_offset()).add_(1)

@@ -96,8 +96,8 @@ def test_programs_take_tickets_for_slices_of_a_row(
     for ours, aten, operands in functions:
         (result,) = ours(*operands)
         assert_close(result + 0.0, aten(*operands) + 0.0, aten(*[value.double() for value in operands]))
-        words = cooperative_launches.pop()
-        tickets, states = int(words[0]), words[words != 0][1:]
+        scratch = cooperative_launches.pop()
+        tickets, states = int(scratch[0]), scratch[scratch != 0][1:]
         # Every program took a ticket, and published each state of its row.
         assert tickets > 4 and tickets % 4 == 0 and len(states) % tickets == 0 and (states % 2 == 1).all()
     assert not cooperative_launches

@@ -229,9 +229,9 @@ def layouts(x):
     """Yield x's values with other strides: gaps between rows, gaps between elements, and transposed."""
     padded = x.new_empty((*x.shape[:-1], x.shape[-1] + 3))
     padded[..., : x.shape[-1]] = x
-    apart = x.new_empty((*x.shape, 2))
-    apart[..., 0] = x
-    return padded[..., : x.shape[-1]], apart[..., 0], x.transpose(-1, 0).contiguous().transpose(-1, 0)
+    strided = x.new_empty((*x.shape, 2))
+    strided[..., 0] = x
+    return padded[..., : x.shape[-1]], strided[..., 0], x.transpose(-1, 0).contiguous().transpose(-1, 0)
 
 
 def test_rows_at_any_stride():
@@ -479,8 +479,8 @@ def test_vmap_of_gradients():
 def test_backward_takes_operands_of_any_stride():
     grad, total, statistics = normal(6, 8, 2)[..., 0], normal(8, 6).t(), normal(6, 2)
     given = grad, None, total, statistics[:, 0], statistics[:, 1], None, None, False, False
-    apart = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in given]
-    expected = library.skip_layer_norm_backward(*apart)
+    contiguous = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in given]
+    expected = library.skip_layer_norm_backward(*contiguous)
     torch.testing.assert_close(library.skip_layer_norm_backward(*given)[0], expected[0])
 
 

@@ -100,21 +100,21 @@ def test_rows_do_not_depend_on_other_rows(name, device, small_blocks, invariant)
     for length, dtype in ((70, torch.float16), (300, torch.float32)):
         # Contiguous rows, and columns. A single column is contiguous.
         x = torch.randn(FEWER, length, device=device).to(dtype)
-        upright = torch.randn(length, FEWER, device=device).to(dtype)
+        column_major = torch.randn(length, FEWER, device=device).to(dtype)
         check(lambda x: function(x, -1), x)
         if FULL or length == 70:
-            check(lambda x: function(x, -1), upright.t())
+            check(lambda x: function(x, -1), column_major.t())
         if FULL or length == 300:
-            check(lambda x: function(x, 0), upright, kept=1, result=1 if name in ROW_BY_ROW else 0)
+            check(lambda x: function(x, 0), column_major, kept=1, result=1 if name in ROW_BY_ROW else 0)
     if name in ("sum", "var_mean"):
         check(lambda x: function(x, (1, 2)), torch.randn(FEWER, 3, 50, device=device))
 
 
 def test_a_row_is_the_same_in_any_layout(device, small_blocks, invariant):
     x = torch.randn(3 if FULL else 2, 301, device=device)
-    upright = x.t().contiguous().t()
+    column_major = x.t().contiguous().t()
     for function in (*OVER_ROWS.values(), *ROW_BY_ROW.values()):
-        for one, other in zip(bits(function(x, 1)), bits(function(upright, 1)), strict=True):
+        for one, other in zip(bits(function(x, 1)), bits(function(column_major, 1)), strict=True):
             assert torch.equal(one, other)
 
 

@@ -230,7 +230,7 @@ _BAD_DATA = {
 
 @pytest.mark.parametrize("case", _BAD_DATA)
 def test_bad_data_stops_the_program_as_atens_kernels_do(case, device):
-    text, error, words = _BAD_DATA[case]
+    text, error, message = _BAD_DATA[case]
     if device == "cpu":
         run = eval(f"lambda: functional.{text}", {"functional": functional, "torch": torch})
         with tritonite.use_gems():
@@ -243,7 +243,7 @@ def test_bad_data_stops_the_program_as_atens_kernels_do(case, device):
         f"F.{text}\ntorch.cuda.synchronize()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode and "device-side assert" in done.stderr and words in done.stderr
+    assert done.returncode and "device-side assert" in done.stderr and message in done.stderr
 
 
 @pytest.mark.parametrize("divide", ["//", "%", "fmod", "trunc"])

@@ -249,12 +249,12 @@ def test_batch_norm_returns_gradients_outside_its_mask(shape, train, mask, weigh
 def test_layouts_of_atens_channels_last_kernel():
     """The kernel serves two channels-last operands, and contiguous tensors of channels alone."""
     rows, images, row = normal(6, 5), normal(3, 5, 4, 2), normal(5)
-    last, apart = images.to(memory_format=torch.channels_last), normal(10)[::2]
+    last, strided = images.to(memory_format=torch.channels_last), normal(10)[::2]
     assert batch_norm._gives_unasked(rows, rows, None, row, row)
     assert batch_norm._gives_unasked(last, last, row, row, row)
-    for given in ((images, images, row), (images, last, row), (last, images, row), (last, last, apart)):
+    for given in ((images, images, row), (images, last, row), (last, images, row), (last, last, strided)):
         assert not batch_norm._gives_unasked(*given, row, row)
-    assert not batch_norm._gives_unasked(last, last, row, apart, row)
+    assert not batch_norm._gives_unasked(last, last, row, strided, row)
 
 
 @every_second(

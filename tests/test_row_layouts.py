@@ -195,10 +195,10 @@ def test_misaligned_rows_in_place(device, change_device):
 def test_rows_of_different_misalignments_are_read_by_element(monkeypatch):
     monkeypatch.setattr(devices, "current", nvidia.RECORD)
     x, y = torch.empty(300, 36_555, dtype=torch.float16), torch.empty(300, 36_560, dtype=torch.float16)
-    for others, shifted in (((x,), True), ((x, x), True), ((y[:, :-5],), False), ((x.float(),), False)):
+    for others, misaligned in (((x,), True), ((x, x), True), ((y[:, :-5],), False), ((x.float(),), False)):
         space = RowSpace.of((x,), (1,), others, (), False)
         found = blocks.with_aligned_loads(space, (x, *others), True)
-        assert found.misaligned == shifted and found.vector_width == (8 if shifted else 1)
+        assert found.misaligned == misaligned and found.vector_width == (8 if misaligned else 1)
     short = x[:, :1000]
     assert not blocks.with_aligned_loads(
         RowSpace.of((short,), (1,), (short,), (), False), (short, short), True
@@ -206,13 +206,13 @@ def test_rows_of_different_misalignments_are_read_by_element(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("length_and_word", "cut"), with_cuts((100, 4), (102, 2), (104, 8), (101, 8)), indirect=["cut"]
+    ("length_and_width", "cut"), with_cuts((100, 4), (102, 2), (104, 8), (101, 8)), indirect=["cut"]
 )
-def test_vector_width_of_padded_rows(length_and_word, device, cut):
+def test_vector_width_of_padded_rows(length_and_width, device, cut):
     """The width divides the length. If only 1 does, rows are read in whole vectors except for the end."""
-    length, word = length_and_word
+    length, width = length_and_width
     x = torch.randn(9 if FULL else 5, 112, device=device).half()[:, :length]
-    assert RowSpace.of((x,), (1,), (torch.empty_like(x),), (), False).vector_width == word
+    assert RowSpace.of((x,), (1,), (torch.empty_like(x),), (), False).vector_width == width
     expected = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
     with tritonite.use_gems():
         found = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
@@ -241,16 +241,16 @@ def test_many_misaligned_rows(shape, dtype, device, change_device):
 
 
 # A row of 17 or 18 elements has nine tiny blocks, enough for several programs.
-UPRIGHT = [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)]
-UPRIGHT = UPRIGHT if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), ((18, 17), 1)]
+COLUMNS = [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)]
+COLUMNS = COLUMNS if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), ((18, 17), 1)]
 
 
-@pytest.mark.parametrize(("shape_and_beside", "cut"), with_cuts(*UPRIGHT), indirect=["cut"])
-def test_vector_width_of_columns(shape_and_beside, device, cut):
-    shape, beside = shape_and_beside
+@pytest.mark.parametrize(("shape_and_alignment", "cut"), with_cuts(*COLUMNS), indirect=["cut"])
+def test_vector_width_of_columns(shape_and_alignment, device, cut):
+    shape, alignment = shape_and_alignment
     for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
         x = x[..., : shape[-1]]
-        assert RowSpace.of((x,), (x.dim() - 2,), (), (), False).kept_alignment == beside
+        assert RowSpace.of((x,), (x.dim() - 2,), (), (), False).kept_alignment == alignment
         expected = x.sum(-2), x.softmax(-2)
         with tritonite.use_gems():
             torch.testing.assert_close((x.sum(-2), x.softmax(-2)), expected)
@@ -287,22 +287,22 @@ def test_16_bit_columns_loaded_one_by_one(shape, dtype, device, change_device):
 
 
 @pytest.mark.parametrize(
-    ("count", "length", "beside", "programs"),
+    ("count", "length", "inner", "programs"),
     [(*space, programs) for space in ((9, 33, 8), (9, 100, 2), (9, 100, 7)) for programs in (1, 8, 512)]
     if FULL
     else [(9, 33, 8, 1), (9, 33, 8, 512), (3, 100, 2, 8), (3, 100, 2, 512), (3, 100, 7, 1)],
 )
-def test_columns_of_few_kept_elements(count, length, beside, programs, device, change_device):
+def test_columns_of_few_kept_elements(count, length, inner, programs, device, change_device):
     """A program has all kept elements in blocks, or in a small space some of them with whole columns."""
     change_device(row_elements=32, row_columns=64, programs=programs)
-    grad, x = torch.randn(2, count, length, beside, device=device)
+    grad, x = torch.randn(2, count, length, inner, device=device)
     with tritonite.use_gems():
-        shares, total, largest = x.softmax(1), x.sum(1), x.max(1)
-        gradient = torch._softmax_backward_data(grad, shares, 1, torch.float32)
-    torch.testing.assert_close(shares, x.double().softmax(1).float())
+        probabilities, total, largest = x.softmax(1), x.sum(1), x.max(1)
+        gradient = torch._softmax_backward_data(grad, probabilities, 1, torch.float32)
+    torch.testing.assert_close(probabilities, x.double().softmax(1).float())
     torch.testing.assert_close(total, x.double().sum(1).float())
     assert torch.equal(largest.indices, x.max(1).indices)
-    exact = torch._softmax_backward_data(grad.double(), shares.double(), 1, torch.float64)
+    exact = torch._softmax_backward_data(grad.double(), probabilities.double(), 1, torch.float64)
     torch.testing.assert_close(gradient, exact.float())
 
 
@@ -381,9 +381,9 @@ def test_operands_contiguous_along_another_dimension_than_results(order, dim, co
     x = torch.randn([(17, 20, 24)[d] for d in order], device=device).permute([order.index(d) for d in range(3)])
     grad = torch.randn(17, 20, 24, device=device)
     with tritonite.use_gems():
-        shares = x.softmax(dim)
+        probabilities = x.softmax(dim)
         gradient = torch._softmax_backward_data(grad, x, dim, torch.float32)
-    torch.testing.assert_close(shares, x.double().softmax(dim).float())
+    torch.testing.assert_close(probabilities, x.double().softmax(dim).float())
     exact = torch._softmax_backward_data(grad.double(), x.double(), dim, torch.float64)
     torch.testing.assert_close(gradient, exact.float(), rtol=1e-5, atol=1e-5)
 

@@ -146,9 +146,9 @@ def test_subnormal_probabilities(device):
     x = torch.tensor([0.0, -87, -88, -89, -91, -92, -float("inf")], device=device).bfloat16()
     exact = x.double().softmax(0)
     with tritonite.use_gems():
-        shares = x.softmax(0)
+        probabilities = x.softmax(0)
     # Subnormals of bfloat16 are multiples of 2^-133.
-    assert ((shares.double() - exact).abs() <= torch.maximum(exact * 2**-8, torch.tensor(2.0**-134))).all()
+    assert ((probabilities.double() - exact).abs() <= torch.maximum(exact * 2**-8, torch.tensor(2.0**-134))).all()
 
 
 def test_split_rows_in_another_order_than_in_memory(device, change_device):

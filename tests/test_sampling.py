@@ -100,13 +100,13 @@ def test_samples_with_replacement_search_the_cumulative_weights(dtype, set_philo
         drawn = run_kernel("multinomial", weights if n_rows > 1 else weights[0], count, True).view(n_rows, count)
         height, width = min(n_rows, 3), -(-count // 128) * 128
         assert set_philox.advances[-1] == 4 * -(-n_rows // height)
-        shares = rows_engine.normalized(weights)
-        sums = tritonite.ops.cumsum(shares, 1).numpy()
+        probabilities = rows_engine.normalized(weights)
+        sums = tritonite.ops.cumsum(probabilities, 1).numpy()
         for row in range(n_rows):
             threads = row % height * width + np.arange(count)
             u = uniform_of(words_of(seed, offset // 4 + row // height, threads)[0]).astype(sums.dtype)
             expected = np.minimum(np.searchsorted(sums[row], u), n - 1)
-            assert (shares[row, drawn[row]] > 0).all()
+            assert (probabilities[row, drawn[row]] > 0).all()
             assert np.array_equal(drawn[row].numpy(), expected)
 
 
@@ -114,12 +114,12 @@ def test_samples_with_replacement_search_the_cumulative_weights(dtype, set_philo
 def test_a_number_beyond_the_total_takes_the_last_weighted_category(set_philox):
     """Rounding may leave a total below the largest uniform number, 1."""
     set_philox(0, 0)
-    shares = torch.tensor([[0.0, 0.5, 0.0, 0.25, 0.0, 0.0]])
+    probabilities = torch.tensor([[0.0, 0.5, 0.0, 0.25, 0.0, 0.0]])
     out = torch.empty(1, 64, dtype=torch.int64)
-    rows_engine.sample_rows(shares, torch.tensor([[0.0, 1e-9, 1e-9, 2e-9, 2e-9, 2e-9]]), out, None)
+    rows_engine.sample_rows(probabilities, torch.tensor([[0.0, 1e-9, 1e-9, 2e-9, 2e-9, 2e-9]]), out, None)
     assert set(out.flatten().tolist()) <= {1, 3} and 3 in out
-    shares = torch.tensor([[1.0, 0.0, 0.0]])
-    rows_engine.sample_rows(shares, torch.full((1, 3), 1e-9), out, None)
+    probabilities = torch.tensor([[1.0, 0.0, 0.0]])
+    rows_engine.sample_rows(probabilities, torch.full((1, 3), 1e-9), out, None)
     assert not out.any()
 
 
@@ -164,7 +164,7 @@ def test_multinomial_writes_outputs_of_any_layout(device):
 def test_frequencies_of_categories(dtype, device):
     torch.manual_seed(20240229)
     weights = torch.tensor([0.5, 2.0, 0.0, 1.0, 4.0, 0.25, 0.25], dtype=dtype, device=device)
-    shares = [x for x in (weights / weights.sum()).tolist() if x]
+    probabilities = [x for x in (weights / weights.sum()).tolist() if x]
     kept = torch.tensor([0, 1, 3, 4, 5, 6], device=device)
     with tritonite.use_gems(include="multinomial"):
         found = [torch.multinomial(weights.expand(500, 7), 1).flatten()]
@@ -177,7 +177,7 @@ def test_frequencies_of_categories(dtype, device):
     for drawn in (*found, first):
         assert not (drawn == 2).any()
         values = torch.searchsorted(kept, drawn.flatten()).cpu().numpy()
-        assert chi_square(values, shares) < 5 + 5 * math.sqrt(10)
+        assert chi_square(values, probabilities) < 5 + 5 * math.sqrt(10)
     assert not (first == second).any()
     # The second sample has the remaining weights.
     after = second[first == 4]
@@ -359,10 +359,10 @@ def test_gamma_samples_are_atens(kind, set_philox):
     near = np.abs(found - expected) <= 1e-5 * np.abs(expected)
     assert near.mean() > 0.98 and (found >= torch.finfo(_TORCH[kind]).tiny).all()
     set_philox(3, 4 * 7)
-    shares = run_kernel("_sample_dirichlet", alphas.view(10, 15))
+    probabilities = run_kernel("_sample_dirichlet", alphas.view(10, 15))
     sums = torch.from_numpy(found).view(10, 15) / torch.from_numpy(found).view(10, 15).sum(-1, keepdim=True)
     info = torch.finfo(_TORCH[kind])
-    torch.testing.assert_close(shares, sums.clamp(info.tiny, 1 - info.eps))
+    torch.testing.assert_close(probabilities, sums.clamp(info.tiny, 1 - info.eps))
 
 
 @on_cpu
@@ -447,15 +447,15 @@ def test_distribution_of_gamma_samples(alpha, device):
     torch.manual_seed(20240229)
     with tritonite.use_gems(include=["_standard_gamma", "_sample_dirichlet"]):
         values = torch._standard_gamma(torch.full((1000 * MANY,), alpha, device=device)).double().cpu().sort().values
-        shares = torch._sample_dirichlet(torch.tensor([[alpha, 2.0, 0.5]], device=device).expand(250 * MANY, 3))
+        probabilities = torch._sample_dirichlet(torch.tensor([[alpha, 2.0, 0.5]], device=device).expand(250 * MANY, 3))
     expected = torch.special.gammainc(torch.tensor(alpha, dtype=torch.float64), values)
     steps = torch.arange(1000 * MANY + 1) / (1000 * MANY)
     assert (
         math.sqrt(1000 * MANY) * max(float((steps[1:] - expected).max()), float((expected - steps[:-1]).max())) < 1.95
     )
-    assert float((shares.sum(-1) - 1).abs().max()) < 1e-5
+    assert float((probabilities.sum(-1) - 1).abs().max()) < 1e-5
     means = torch.tensor([alpha, 2.0, 0.5], device=device) / (alpha + 2.5)
-    assert float((shares.mean(0) - means).abs().max()) < 5 * 0.5 / math.sqrt(250 * MANY)
+    assert float((probabilities.mean(0) - means).abs().max()) < 5 * 0.5 / math.sqrt(250 * MANY)
 
 
 # ATen's own, on a GPU.
