@@ -117,7 +117,7 @@ def test_serves_float32_of_any_layout(of_hopper, monkeypatch):
 
 @pytest.fixture(params=[False, True], ids=["late", "at once"])
 def in_python(request, monkeypatch):
-    """Let host functions run the kernels' sources as plain Python."""
+    """The host functions launch what the kernels' sources do as plain Python."""
     as_is = {"heads", "batch_heads", "group", "blocks"}
 
     def given(name, value):

@@ -149,8 +149,8 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use):
     ("K", "offset", "beyond"), [(65, 0, 0), (65, 1, 0), (65, 3, 5), (64, 6, 3), (66, 0, 0), (68, 4, 0)]
 )
 @pytest.mark.parametrize("name", ["pointers", "split", "four rows, split"])
-def test_columns_of_equal_alignment(name, K, offset, beyond, batches, use, monkeypatch):
-    """The second operand has any alignment and an odd number of columns, followed by other columns or by nan."""
+def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeypatch):
+    """The second operand has any alignment and odd columns, which are followed by other columns or by nan."""
     for constant, value in {"LEAST_ALIKE": 10, "LEAST_LENGTH": 10, "LONG": 10, "CACHED": 0}.items():
         monkeypatch.setattr(f"tritonite.engine.gemm.problem.{constant}", value)
     config = CONFIGS[name]
@@ -428,7 +428,7 @@ SIZED = [op for op in registry.overloads().values() if op.family == "matmul" and
 
 
 def _sized_calls(op, dtype, count):
-    """Yield calls of an overload by drawn sizes and factors. Operands that a factor of 0 removes from the result are nan."""
+    """Yield calls of an overload by drawn sizes and factors. Operands with a factor of 0 are nan."""
     draw = random.Random(f"{op.overload} {dtype}")
     for number in range(count):
         # Half of the calls have an inner dimension or a factor of 0. Before an activation, such a dimension declines.
