@@ -275,7 +275,3 @@ def test_the_same_bits_every_time(device, cut):
         first = x.sum(), x.sum(0), x.std(1), x.softmax(0)
         for _ in range(2 if FULL else 1):
             assert all(map(torch.equal, first, (x.sum(), x.sum(0), x.std(1), x.softmax(0))))
-
-
-if not FULL:
-    BEGINNINGS = [(129, torch.float16, 1), (131, torch.float32, 64), (255, torch.float16, 64), (257, torch.float32, 1)]
