@@ -70,11 +70,11 @@ bench:
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python.
 test-native-asan: $(VENV)/test
 	@LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
-		TRITONITE_NATIVE_FLAGS="-fsanitize=address -g" $(BIN)/python -m pytest -q tests/test_native.py -p no:cacheprovider
+		TRITONITE_NATIVE_FLAGS="-fsanitize=address -g" $(BIN)/python -m pytest -q tests/test_native.py tests/test_native_plans.py -p no:cacheprovider
 
 test-native-tsan: $(VENV)/test
 	@LD_PRELOAD="$$(c++ -print-file-name=libtsan.so) $$(c++ -print-file-name=libstdc++.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 \
-		TRITONITE_NATIVE_FLAGS="-fsanitize=thread -g" $(BIN)/python -m pytest -q tests/test_native.py -p no:cacheprovider
+		TRITONITE_NATIVE_FLAGS="-fsanitize=thread -g" $(BIN)/python -m pytest -q tests/test_native.py tests/test_native_plans.py -p no:cacheprovider
 
 # Smoke tests with the oldest and the newest Triton, and with the newest torch that this machine can install; compilation
 # of the native dispatcher against the headers of the oldest and the newest torch. Needs a package index.

@@ -19,6 +19,7 @@ from tritonite.engine.histogram import HISTOGRAM
 from tritonite.engine.indexing.table import INDEXING
 from tritonite.engine.norm.table import NORM
 from tritonite.engine.pointwise.table import POINTWISE
+from tritonite.engine.rows import space
 from tritonite.engine.rows.table import ROWS
 from tritonite.engine.searching.table import SEARCHING
 from tritonite.engine.segmented import SEGMENTED
@@ -107,6 +108,25 @@ def forget_plans():
             override._native.clear(name)
 
 
+@pytest.fixture(scope="module")
+def through_native():
+    """Route the calls of a module through the native dispatcher."""
+    with calls_through("native"):
+        yield
+
+
+@pytest.fixture
+def dispatcher(through_native):
+    return override.native_dispatcher()
+
+
+@pytest.fixture
+def no_plans(dispatcher):
+    """Clear all plans before a test."""
+    for name in tritonite.overloads():
+        dispatcher.clear(name)
+
+
 @pytest.fixture
 def change_device(monkeypatch):
     """Return a function that replaces fields of the current device's record."""
@@ -180,10 +200,61 @@ def set_philox(monkeypatch):
     return give
 
 
+def served(name):
+    """Return whether kernels served all calls of an overload, and at least one, since counts were reset."""
+    counts = tritonite.stats()[name]
+    return counts.launched + counts.replayed > 0 and not counts.declined
+
+
 @pytest.fixture
 def tiny_blocks(change_device):
     """Make blocks so small that a row has several blocks and programs."""
     change_device(row_elements=128, row_columns=8, programs=4)
+
+
+def check_each(functions, dtype):
+    """Compare the results of calls, by the overload that has to serve each, with ATen's."""
+    close = {"rtol": 4e-3, "atol": 4e-3} if dtype is torch.float16 else {}
+    for name, function in functions.items():
+        expected = function()
+        with tritonite.use_gems():
+            torch.testing.assert_close(function(), expected, **close)
+        assert served(name)
+
+
+CUTS = ("default blocks", "64-bit offsets", "tiny blocks", "a block a program")
+
+
+def with_cuts(*values):
+    """Return parameters: each value with every cut, or without the full set with one of the slow cuts in turn."""
+    pairs = [
+        (value, name) for i, value in enumerate(values) for name in (CUTS if FULL else (*CUTS[:2], CUTS[2 + i % 2]))
+    ]
+    return [pytest.param(*pair, id="-".join(map(str, pair))) for pair in pairs]
+
+
+@pytest.fixture(params=CUTS)
+def cut(request, monkeypatch, change_device):
+    """Cut rows into blocks in several ways; tiny blocks also split rows over programs."""
+    if request.param in ("tiny blocks", "a block a program"):
+        change_device(row_elements=32, row_columns=16, programs=4 if request.param == "tiny blocks" else 4096)
+    if request.param == "64-bit offsets":
+        monkeypatch.setattr(space, "INT32_LIMIT", 4)
+
+
+WAYS = ("in registers", "by radix", "in shared memory")
+
+
+@pytest.fixture(params=WAYS)
+def way(request, change_device, change_tables):
+    """Sort rows that a program holds, or rows of several tiny blocks, without shared memory or with it."""
+    if request.param != "in registers":
+        change_device(ptx=request.param == "in shared memory" or devices.current.ptx)
+        topk = {"sorted_at_once": 16, "held_bytes": 0, "block": 64}
+        topk |= {"own_groups": 8, "least_groups": 16, "most_groups": 64}
+        radix = {"held_bytes": 0, "block": 64}
+        change_tables(sorting={"network": 32, "radix": radix, "select": {"block": 64}, "topk": topk})
+    return request.param
 
 
 @pytest.fixture(autouse=True)

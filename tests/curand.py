@@ -68,7 +68,7 @@ def whole_words(seed, counter, thread, wide):
 
 
 def strided(sampler, numel, state, wide=False, threads=2048):
-    """The values of elements in order, by ATen's kernels that stride over a grid of `threads` at most."""
+    """Return the values of elements in order, by ATen's kernels that stride over a grid of at most `threads`."""
     seed, offset = state
     threads = min(threads, -(-numel // 256) * 256)
     values = 2 if wide else 4
@@ -78,8 +78,8 @@ def strided(sampler, numel, state, wide=False, threads=2048):
     return np.choose(rest // threads, drawn)
 
 
-def side_by_side(numel, vector, state, threads):
-    """The uniform numbers of elements in order, by ATen's kernels that load vectors."""
+def vectorized(numel, vector, state, threads):
+    """Return the uniform numbers of elements in order, by ATen's kernels that load vectors."""
     seed, offset = state
     element = np.arange(numel)
     turn, rest = element // (threads * vector), element % (threads * vector)
@@ -94,7 +94,7 @@ def grid_of(numel):
 
 
 def run_kernel(name, *args, **kwargs):
-    """A call of an overload's kernel, which must not decline."""
+    """Call an overload's host function, which must not decline."""
     return tritonite.overloads()[name](*args, **kwargs)
 
 
@@ -126,7 +126,7 @@ def layouts(make):
 
 
 def kolmogorov(values, distribution):
-    """The largest distance to a distribution function, times the root of the count."""
+    """Return the largest distance to a distribution function, times the square root of the count."""
     values = np.sort(values)
     expected = distribution(values)
     steps = np.arange(len(values) + 1) / len(values)
@@ -143,7 +143,7 @@ OFFSETS = (0, 8, 4 * (2**32 - 1))
 
 
 def outcome(call, x, seed, offset, own):
-    """(results, the state of the generator afterwards)."""
+    """Return (results, the state of the generator afterwards)."""
     generator = torch.Generator("cuda") if own else torch.cuda.default_generators[torch.cuda.current_device()]
     generator.manual_seed(seed)
     generator.set_offset(offset)

@@ -32,10 +32,10 @@ else:
 
 
 def _labels(op, dtype):
-    """Globs of the samples to take, or None for all.
+    """Return globs of the samples to take, or None for all.
 
-    Without the full set not every variant on every layout, but each of both once; where a call gives the output, whose
-    values are those of the form that allocates it, every other layout.
+    Without the full set, each variant and each layout is taken once, not every variant on every layout. Of calls with a
+    given output, every other layout is taken, because their values are those of the form that allocates it.
     """
     if FULL:
         return None
@@ -56,7 +56,7 @@ def report_failures(report):
 
 @pytest.mark.parametrize("name", [name for name, op in tritonite.overloads().items() if op.has_place])
 def test_overload(name):
-    """Every sample that ATen takes is served, and ATen's answer is given."""
+    """Kernels serve every sample that ATen accepts, with ATen's results."""
     if name in MISSING:
         pytest.skip(MISSING[name])
     op = tritonite.overloads()[name]
@@ -86,7 +86,7 @@ def test_opinfo(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_nothing_is_next_to_nan(dtype, device):
+def test_nextafter_of_nan(dtype, device):
     x = torch.tensor([1.0, -2.0, 0.0, float("inf"), float("nan")], dtype=dtype, device=device)
     other = torch.where(x.isnan(), 1.0, float("nan")).to(dtype)
     with tritonite.use_gems():
@@ -94,7 +94,7 @@ def test_nothing_is_next_to_nan(dtype, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_inverses_of_every_half(dtype, device):
+def test_reciprocals_of_every_float16(dtype, device):
     x = torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(dtype)
     expected = x.float().double().reciprocal().to(torch.float32).to(dtype)
     with tritonite.use_gems():
@@ -106,7 +106,7 @@ def test_inverses_of_every_half(dtype, device):
 
 @pytest.mark.parametrize("divisor", [3.0, 49.0, -0.1, 1e-38, 1e-42, 3e38, 0.0, float("inf"), float("nan")])
 def test_quotients_by_one_number(divisor, device):
-    """Division by a scalar is a multiplication by its inverse, as exact as a division, also for subnormal inverses."""
+    """Division by a scalar is a multiplication by its inverse. It must be as exact, also for subnormal inverses."""
     limits = torch.tensor([0.0, -0.0, 1.0, 49.0, 147.0, 1e-20, 1e20, 3e38, float("inf"), -float("inf"), float("nan")])
     x = torch.cat([limits, torch.randn(3000) * 100]).to(device)
     expected = (x.double() / torch.tensor(divisor, dtype=torch.float32).double().item()).float()
@@ -123,7 +123,7 @@ def test_quotients_by_one_number(divisor, device):
 
 @pytest.mark.parametrize("function", [torch.add, torch.sub, torch.rsub])
 @pytest.mark.parametrize("alpha", [0.0, -0.0, 1.0, -2.0])
-def test_a_sum_of_zeros_has_the_sign_of_atens(function, alpha, device):
+def test_signs_of_sums_of_zeros_are_atens(function, alpha, device):
     zeros = torch.tensor([0.0, -0.0, 1.0], device=device)
     for other in (0.0, -0.0, 3.0, -3.0):
         expected = function(zeros, other, alpha=alpha)
@@ -134,7 +134,7 @@ def test_a_sum_of_zeros_has_the_sign_of_atens(function, alpha, device):
 
 @pytest.mark.parametrize("divisor", [0.1, -0.3, 7.0, 1e-3, 1e-38, float("inf")])
 def test_remainders_are_exact(divisor, device):
-    """Operands next to multiples of the divisor have quotients that round to integers, large in some blocks."""
+    """Operands near multiples of the divisor have quotients that round to integers, large in some blocks."""
     y = torch.tensor(divisor, dtype=torch.float32, device=device)
     multiples = torch.arange(-2000, 2000, device=device).float() * (y if y.isfinite() else 1.0)
     x = torch.cat([multiples, *[torch.nextafter(multiples, torch.full_like(y, end)) for end in (-9.0, 9.0)]])
@@ -148,7 +148,7 @@ def test_remainders_are_exact(divisor, device):
         assert torch.equal(quotient.double(), ((x.double() - exact) / y.double()).round() - moved.double())
 
 
-def test_large_powers_of_what_is_near_1_keep_their_digits(device):
+def test_large_powers_of_numbers_near_1(device):
     """A multiply-add that the compiler fuses within the logarithm would leave an error of 40 ulp."""
     x = torch.exp2(torch.linspace(-0.5, 0.5, 4000, dtype=torch.float64)).float()
     for size in (-112.0, 112.0):
@@ -160,8 +160,8 @@ def test_large_powers_of_what_is_near_1_keep_their_digits(device):
 
 
 @pytest.mark.parametrize("kind", ["t", "u", "v", "w"])
-def test_a_shifted_polynomial_has_no_error_of_its_shift(kind, device):
-    """Next to a zero all of that error would show."""
+def test_shifted_polynomials_near_their_zeros(kind, device):
+    """Near a zero, an error of the shifted argument would be large."""
     function = getattr(torch.special, f"shifted_chebyshev_polynomial_{kind}")
     x = torch.linspace(0.01, 0.99, 2000, device=device)
     with tritonite.use_gems():
@@ -170,9 +170,9 @@ def test_a_shifted_polynomial_has_no_error_of_its_shift(kind, device):
     assert bool(((values - exact).abs() <= 1e-7 * exact.abs()).all())
 
 
-def test_zeta_far_left_of_0_takes_no_more_steps_than_near_it(device):
+def test_zeta_of_large_negative_numbers_needs_few_terms(device):
     x = torch.tensor([2.0, 3.0, 8.0], dtype=torch.float64, device=device)
-    # ATen adds up 10^8 terms for the second; what is behind the point decides both.
+    # ATen adds up 10^8 terms for the second number. The fractional part decides both results.
     near, far = torch.full_like(x, -4096.25), torch.full_like(x, -1e8 - 0.25)
     with tritonite.use_gems():
         results = torch.special.zeta(x, near), torch.special.zeta(x, far)

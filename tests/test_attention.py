@@ -42,7 +42,7 @@ def _operands(B=1, H=2, shared=2, S=20, T=24, D=16, V=None, dtype=torch.float32)
 
 
 def _by_definition(query, key, value, bias=None, causal=False, diagonal=0, scale=None):
-    """(result, logarithms of the sums) in float64; rows that see nothing are 0, and so is their logarithm."""
+    """Return (result, logsumexp) in float64. For rows that see no key both are 0."""
     ratio = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(ratio, 1), value.repeat_interleave(ratio, 1)
     scores = query @ key.mT * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
@@ -53,14 +53,14 @@ def _by_definition(query, key, value, bias=None, causal=False, diagonal=0, scale
         seen = seen & bias
     elif bias is not None:
         scores = scores + bias
-    # A row that sees nothing has no gradient either.
+    # A row that sees no key has a gradient of 0.
     shares = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
     logarithms = scores.masked_fill(~seen, -torch.inf).logsumexp(-1)
     return shares @ value, logarithms.masked_fill(logarithms == -torch.inf, 0)
 
 
 def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, far=1e-5):
-    """Both passes of the engine, its results in memory that was nan."""
+    """Run both passes of the engine with outputs in memory of nan, and compare them with the definition."""
     work = Problem(query, key, value, bias, scale, causal, diagonal, "ieee")
     out = query.new_full((*query.shape[:3], value.shape[3]), math.nan)
     logsumexp = torch.full(query.shape[:3], math.nan, device=query.device)
@@ -88,7 +88,7 @@ def test_several_tiles(small_tiles, dtype, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_bfloat16_terms_of_float32(small_tiles, monkeypatch, causal):
-    """As tensor cores need it, only the first bfloat16 term of infinity is infinite, and that of nan is nan."""
+    """Only the first bfloat16 term of infinity is infinite, and all terms of nan are nan, as tensor cores need."""
     monkeypatch.setattr(problem, "dot_precision", lambda precision, query: "bf16x6")
     query, key, value = _operands(S=70, T=70)
     _check(query, key, value, causal=causal)
@@ -118,7 +118,7 @@ def test_sizes_of_heads(D, V):
 @pytest.mark.skipif(not tritonite.backend.interpreted, reason="sizes so far apart are declined on GPUs")
 @pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (16, 16)), (80, 16, (128, 32)), (8, 256, (32, 256))])
 def test_narrow_heads_with_wide_ones_are_padded(D, V, blocks):
-    """Products on Hopper want 16 columns for each of two warp groups that share them."""
+    """Products on Hopper need 16 columns for each of the two warp groups that split them."""
     query, key, value = _operands(D=D, V=V)
     work = Problem(query, key, value, None, None, False, 0, "ieee")
     meta = work.meta(work.tiles.key)
@@ -143,7 +143,7 @@ def test_bias_of_any_strides(small_tiles):
     _check(*_operands(S=20, T=24), bias=_drawn(1, 2, 24, 41)[..., 1::2].mT, causal=True)
 
 
-def test_rows_that_see_nothing(small_tiles):
+def test_rows_that_see_no_key(small_tiles):
     bias = torch.zeros(1, 2, 40, 50, device=tritonite.device)
     bias[:, :, 3] = -math.inf
     bias[:, :, 35:, :20] = -math.inf
@@ -188,8 +188,8 @@ def _call(*operands, causal=False, mask=None, scale=None):
 @only_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
-def test_as_near_as_aten(dtype, causal):
-    """Root mean square error against float64 at most 1.2 times ATen's."""
+def test_errors_are_at_most_1_2_times_atens(dtype, causal):
+    """Errors are root mean squares against float64."""
     query, key, value = _operands(H=4, shared=2, S=64, T=64, D=64, dtype=dtype)
     grad = _drawn(*query.shape, dtype=dtype)
     ops = tritonite.overloads()
@@ -212,7 +212,7 @@ def test_as_near_as_aten(dtype, causal):
 @only_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_through_the_dispatcher(path, dtype):
-    """Twice, recorded and repeated, with another scale: values, layouts and what is declined."""
+    """Calls are recorded, and replayed with another scale. Values, layouts and declines are compared."""
     query, key, value = [x.requires_grad_() for x in _operands(B=2, H=4, shared=2, S=20, T=20, dtype=dtype)]
     mask = _drawn(20, 20)
     for scale in (0.25, 0.5):
@@ -232,7 +232,7 @@ def test_gradients_through_the_dispatcher(path, dtype):
 
 
 @only_cpu
-def test_sdpa_reaches_it():
+def test_sdpa_reaches_the_operators():
     query, key, value = _operands()
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     with tritonite.use_gems(include=[_CPU]):
@@ -244,7 +244,7 @@ def test_sdpa_reaches_it():
 @only_cpu
 @pytest.mark.parametrize(("S", "T"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_sequences(S, T):
-    """ATen's kernel for CPUs ends the process."""
+    """ATen's kernel for CPUs crashes the process."""
     ops = tritonite.overloads()
     query, key, value = _operands(S=S, T=T)
     out, logsumexp = ops[_CPU](query, key, value)
@@ -256,7 +256,7 @@ def test_empty_sequences(S, T):
 
 
 @only_cpu
-def test_results_that_aten_misreads():
+def test_strided_operands_that_aten_misreads():
     """ATen's kernel for CPUs assumes contiguous heads in all operands but the gradient of the result."""
     op = tritonite.overloads()[f"{_CPU}_backward"]
     query, key, value = _operands()
@@ -303,7 +303,7 @@ def test_flash(causal):
 
 
 def test_efficient():
-    """Logarithms are padded to 32 rows with infinity, and heads of the result lie side by side."""
+    """Logarithms are padded with infinity to a multiple of 32 rows, and heads of the result are interleaved."""
     ops = tritonite.overloads()
     name = "_scaled_dot_product_efficient_attention"
     query, key, value = _operands(S=20, T=24, D=16, V=32)
@@ -350,7 +350,7 @@ def _starts(lengths):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["flash", "efficient"])
 def test_packed_sequences(small_tiles, kind, causal):
-    """Each is as it would be alone, and nothing of another's or behind the last is read or written."""
+    """Each sequence has its result alone. Nothing of other sequences or behind the last one is read or written."""
     ops = tritonite.overloads()
     dtype, shared, far = (torch.float16, 2, 4e-3) if kind == "flash" else (torch.float32, 4, 1e-5)
     S, T = (sum(lengths) for lengths in zip(*LENGTHS, strict=True))
@@ -421,8 +421,8 @@ def _on_meta(value):
         *("_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward"),
     ],
 )
-def test_results_lie_as_atens(name):
-    """Dtypes, shapes and strides of what ATen's fake functions give; they say of no device that it is the CPU."""
+def test_layouts_of_results_are_atens(name):
+    """Dtypes, shapes and strides are those of ATen's fake functions, which never report the CPU as a device."""
     op, count = tritonite.overloads()[name], 0
     for sample in _samples(op):
         expected = getattr(torch.ops.aten, name)(*map(_on_meta, sample.args), **sample.kwargs)
@@ -465,7 +465,7 @@ def test_cudnn():
 
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
-def test_references_of_what_cuda_alone_has(kind, suffix):
+def test_references_judge_cuda_only_operators(kind, suffix):
     """The references judge samples on a GPU, where ATen has no attention in float64."""
     op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
     for sample in _samples(op):
@@ -481,7 +481,7 @@ def test_references_of_what_cuda_alone_has(kind, suffix):
 @only_cpu
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
-def test_calls_are_left_to_a_backend_that_is_faster(kind, suffix, monkeypatch):
+def test_calls_that_atens_backend_serves_faster_decline(kind, suffix, monkeypatch):
     """The comparison is with the backend and the pass of the operator that is called."""
     asked = []
     monkeypatch.setattr(
@@ -501,8 +501,8 @@ def test_calls_are_left_to_a_backend_that_is_faster(kind, suffix, monkeypatch):
 
 
 @only_cpu
-def test_where_nobody_has_measured_atens_kernels_serve(monkeypatch):
-    """A device without measurements of its own declines calls by measurements of other devices."""
+def test_devices_without_measurements_decline(monkeypatch):
+    """A device without measurements of its own declines where ATen is faster on other devices."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
     operands = _operands()
     with (
@@ -516,7 +516,7 @@ def test_where_nobody_has_measured_atens_kernels_serve(monkeypatch):
 def _extreme(bias, row, column):
     """Set six rows of a bias, from `row` on, to the least and the largest finite number and -inf.
 
-    A row that one number fills gives the mean of values; the largest number in `column` gives that column's value.
+    A row that one number fills gives the mean of values. The largest number in `column` gives that column's value.
     """
     info = torch.finfo(bias.dtype)
     bias[..., row, :] = info.min
@@ -568,7 +568,7 @@ def test_scales_that_are_not_finite(scale):
     query, key, value = _operands()
     with tritonite.use_gems(include=[_CPU]):
         found, _ = getattr(_ATEN, _CPU)(query, key, value, scale=scale)
-    # ATen's logarithms of such rows are nan or infinite, as its vectors have it.
+    # ATen's logarithms of such rows are nan or infinite, depending on its vector instructions.
     expected, _ = getattr(_ATEN, _CPU)(query, key, value, scale=scale)
     torch.testing.assert_close(found, expected, equal_nan=True)
     assert not tritonite.stats()[_CPU].declined
@@ -578,7 +578,7 @@ def test_scales_that_are_not_finite(scale):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("queries", [1, 20])
 def test_gradients_of_padded_rows_through_the_dispatcher(dtype, queries, path):
-    """Few queries over many keys decode, whose logarithms the gradient takes; rows of padding have one as others do."""
+    """Few queries over many keys are decoded, and gradients take the logarithms. Padded rows have logarithms, too."""
     keys = 300
     operands = _operands(S=queries, T=keys, dtype=dtype)
     mask = torch.zeros(queries, keys, dtype=dtype)

@@ -32,7 +32,10 @@ def _philox(counter, subsequence, rounds):
 
 
 def _flash_keeps(head, row, column, offset):
-    """A warp's lane has rows lane / 4 and lane / 4 + 8, and of each eight columns lane % 4 * 2 and the next."""
+    """Return the elements that flash attention keeps.
+
+    A lane of a warp has rows lane / 4 and lane / 4 + 8, and of each eight columns lane % 4 * 2 and the next one.
+    """
     lane = row % 8 * 4 + column % 8 // 2
     words = _philox(offset + head * 32 + lane, row // 16 + (column // 32 << 32), 7)
     pair, product = column % 16 // 8, column % 32 // 16
@@ -43,7 +46,7 @@ def _flash_keeps(head, row, column, offset):
 
 
 def _efficient_keeps(head, row, column, offset):
-    """Return which elements are kept: they are numbered in order, and each uses one random number."""
+    """Return the elements that efficient attention keeps. Each element uses a random number, in order."""
     number = offset + (head * (row.max() + 1) + row) * (column.max() + 1) + column
     words = _philox(number // 4, number * 0, 10)
     word = np.take_along_axis(words, (number % 4)[..., None].astype(np.int64), -1)[..., 0].astype(np.float32)
@@ -74,7 +77,7 @@ def _drawn(*shape, dtype=torch.float32):
 
 @pytest.fixture
 def state(monkeypatch):
-    """The seed, and the offset that the first draw has; the generator moves on as it is asked to."""
+    """Return a function that sets the seed and the offset of the next draw, which each draw advances."""
     box = {"offset": OFFSET, "advances": []}
 
     def drawn(device, advance, generator=None):
@@ -100,7 +103,7 @@ def _check(found, exacts, far):
 @only_interpreted
 @pytest.mark.parametrize(("S", "causal"), [(37, True), (70, False)])
 def test_flash(state, small_tiles, S, causal):
-    """Heads share keys. The second call draws other numbers than the first."""
+    """Query heads share key heads. The second call draws other numbers than the first."""
     ops, T = tritonite.overloads(), 70
     query, key, value = (_drawn(2, heads, rows, 16, dtype=torch.float16) for heads, rows in ((2, S), (1, T), (1, T)))
     for offset in (OFFSET, OFFSET + 4 * 32):
@@ -121,7 +124,7 @@ def test_flash(state, small_tiles, S, causal):
 @only_interpreted
 @pytest.mark.parametrize(("T", "causal"), [(33, True), (34, False), (35, True), (40, True), (70, False)])
 def test_efficient(state, small_tiles, T, causal):
-    """Attention has a bias and its gradient, and rows that begin with any of the four numbers of a draw."""
+    """The call has a bias and its gradient. Rows begin with any of the four numbers of a draw."""
     ops, S = tritonite.overloads(), 45
     query, key, value = (_drawn(1, rows, 2, size) for rows, size in ((S, 16), (T, 16), (T, 24)))
     bias = _drawn(1, 2, S, 104)[..., :T]
@@ -163,8 +166,8 @@ def test_packed_sequences(state, small_tiles):
 
 @only_interpreted
 @pytest.mark.parametrize("kind", ["flash", "efficient"])
-def test_recorded_calls_draw_anew(kind):
-    """A plan has neither seed nor probability in it, moves the generator on, and returns what was drawn."""
+def test_replayed_calls_draw_new_numbers(kind):
+    """A plan contains neither seed nor probability. It advances the generator and returns seed and offset."""
     ops, query = tritonite.overloads(), _drawn(1, 33, 2, 16, dtype=torch.float16)
     op, back = ops[f"_{kind}_attention_forward"], ops[f"_{kind}_attention_backward"]
     given = dict.fromkeys(op.names) | {"query": query, "key": query, "value": query, "dropout_p": P}
@@ -190,7 +193,7 @@ def test_recorded_calls_draw_anew(kind):
 
 @pytest.mark.parametrize("p", [1.0, 1.5, -0.1, math.nan, 1 - 2.0**-26])
 @pytest.mark.parametrize("name", [_FLASH, _EFFICIENT])
-def test_probabilities_that_aten_refuses(name, p):
+def test_invalid_probabilities_raise(name, p):
     op = tritonite.overloads()[name]
     query = _drawn(1, 2, 20, 16, dtype=torch.float16)
     given = (query, query, query)

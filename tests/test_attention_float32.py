@@ -1,4 +1,4 @@
-"""Attention in float32 on Hopper: which calls its kernels take, their algorithm without a GPU, and their values."""
+"""Attention in float32 on Hopper: the calls its kernels serve, their algorithm without a GPU, and their values."""
 
 import dataclasses
 import math
@@ -95,7 +95,7 @@ def of_hopper(monkeypatch):
     monkeypatch.setattr(fp32_tiles, "dot_precision", of_gpu)
 
 
-def test_takes_float32_of_any_layout(of_hopper, monkeypatch):
+def test_serves_float32_of_any_layout(of_hopper, monkeypatch):
     work = wide()
     assert fp32_forward.serves(work, result(work)) and fp32_backward.serves(work, result(work), work[:3])
     odd = work._replace(query=drawn(2, 4, 20, 67, dtype=torch.float32)[..., 1:65], bias=drawn(20, 21)[:, 1:] > 0)
@@ -130,7 +130,7 @@ def in_python(request, monkeypatch):
         return value if name in as_is else number(value)
 
     def cut(x, _):
-        """Split into three terms of 8 bits each, by truncation."""
+        """Split a tensor into three terms of 8 bits each, by truncation."""
         found = []
         for _part in range(3):
             first = (x.contiguous().view(torch.int32) & -65536).view(torch.float32)
@@ -283,7 +283,7 @@ def test_values_with_biases_of_the_least_and_largest_numbers():
 
 
 @on_sm_90
-def test_more_programs_than_two_rounds_have():
+def test_registers_capped_for_three_programs():
     """There are enough programs for three on a multiprocessor."""
     heads = 2 * devices.multiprocessors(torch.device("cuda")) + 1
     run(wide(B=1, H=heads, shared=heads, S=50, T=60, causal=False))
@@ -302,7 +302,7 @@ def test_layouts_and_misaligned_rows(D):
 
 @on_sm_90
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_not_finite(causal):
+def test_infinities_and_nan(causal):
     """The first term of infinity is infinite, all terms of nan are nan, and masked values reach no gradient of keys."""
     work = wide(S=70, T=300, causal=causal, H=2)
     work.key[0, 0, 3, 5], work.query[..., 5] = math.inf, -1

@@ -1,4 +1,4 @@
-"""The warp-specialised forward pass of attention: which calls it takes, its algorithm without a GPU, and its values."""
+"""The warp-specialised forward pass of attention: the calls it serves, its algorithm without a GPU, and its values."""
 
 import dataclasses
 import itertools
@@ -31,7 +31,7 @@ def drawn(*shape, dtype=torch.float16):
 
 
 def by_definition(work, empty="inf"):
-    """(result, logarithms of the sums) in float64; rows that see nothing are 0, and their logarithm is `empty`."""
+    """Return (result, logsumexp) in float64. For rows that see no key they are 0 and `empty`."""
     query, key, value = [x.double() for x in (work.query, work.key, work.value)]
     key, value = [x.repeat_interleave(work.ratio, 1) for x in (key, value)]
     scores = query @ key.mT * work.factor
@@ -49,7 +49,7 @@ def problem(S=20, T=None, D=64, V=None, H=4, shared=2, B=2, causal=True, diagona
     return Problem(*[drawn(*shape, dtype=dtype) for shape in shapes], None, scale, causal, diagonal, "ieee")
 
 
-# Over which of batch, heads and queries a bias is broadcast.
+# Dimensions (batch, heads, queries) over which a bias is broadcast.
 BROADCASTS = {
     "full": (False,) * 3,
     "heads": (False, True, False),
@@ -159,8 +159,8 @@ MASKS = {
 @pytest.mark.parametrize("keys", [24, 21])
 @pytest.mark.parametrize("as_bool", [False, True])
 @pytest.mark.parametrize("given", MASKS)
-def test_takes_masks_as_aten_prepares_them(of_hopper, monkeypatch, given, as_bool, keys):
-    """For efficient attention: numbers for bools, rows of a multiple of 8 elements, and expanded to all scores."""
+def test_masks_of_sdpa_reach_the_kernel(of_hopper, monkeypatch, given, as_bool, keys):
+    """ATen turns bools into numbers, pads rows to a multiple of 8 elements, and expands masks to all scores."""
     asked = []
     monkeypatch.setattr(hopper, "attention", lambda *given: asked.append(given))
     query, key = drawn(2, 4, 20, 128), drawn(2, 4, keys, 128)
@@ -200,7 +200,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
         hopper.attend_warp_specialized.jit.fn,
         warps.device_functions(scores, descriptors, hopper),
         at_once,
-        # How 16-bit numbers are packed in registers is up to the compiler.
+        # The packing of 16-bit numbers in registers is left to the compiler.
         _opaque=lambda number: number,
         _packed=lambda x, dtype: x.to(dtype),
         _unpacked=lambda pairs, dtype, total: pairs,
@@ -261,8 +261,8 @@ def _has_room_for_a_bias(tile, D=64, V=64):
         [False, True],
     ),
 )
-def test_warp_groups_agree(sizes, tile, at_once, own_staging):
-    """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
+def test_warp_groups_are_synchronised(sizes, tile, at_once, own_staging):
+    """No group waits forever. Nothing is read before it has arrived, or overwritten before it was used."""
     S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80 if own_staging else 64, causal=causal, diagonal=diagonal, scale=scale)
     out, logsumexp = run(work, tile, at_once, own_staging)
@@ -298,8 +298,8 @@ def test_warp_groups_add_a_bias(sizes, broadcast, tile):
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_least_and_largest_numbers(dtype):
-    """A row of one number has the mean of its values; a column of the largest that column's value."""
+def test_biases_of_extreme_numbers_in_python(dtype):
+    """A row of one number gives the mean of its values. A column of the largest number gives that column's value."""
     work = with_extremes(problem(S=80, dtype=dtype, causal=False), 61, 5)
     for tile in (TILES[1], TILES[4]):
         out, logsumexp = run(work, tile, False, True, empty="0")
@@ -315,7 +315,7 @@ def test_the_least_and_largest_numbers(dtype):
     covering(2, [(5, 450 if FULL else 330, 4), (1, 600, 2)], TILES, [False, True]),
 )
 def test_tiles_of_one_program_have_different_blocks(sizes, tile, at_once):
-    """Successive tiles differ in how many blocks are masked. A program has a few tiles, or many in pairs."""
+    """Successive tiles differ in their number of masked blocks. A program has a few tiles, or many tiles in pairs."""
     programs, S, H = sizes
     work = problem(S=S, H=H, shared=2, B=2 if H == 4 else 1)
     out, logsumexp = run(work, tile, at_once, own_staging=True, programs=programs)
@@ -326,8 +326,8 @@ def test_tiles_of_one_program_have_different_blocks(sizes, tile, at_once):
 
 @pytest.mark.parametrize("programs", [1, 2, 3, 5, 7, 8, 12])
 @pytest.mark.parametrize(("blocks", "heads"), [(1, 12), (3, 4), (4, 3), (5, 5), (7, 9), (8, 12)])
-def test_balanced_tiles_are_all_tiles(blocks, heads, programs):
-    """Each once, and no program has more than a tile above the mean, or of many tiles a pair of them."""
+def test_programs_share_tiles_evenly(blocks, heads, programs):
+    """Every tile occurs once. No program has more than one tile, or one pair of tiles, above the mean."""
     tiles, taken, lengths = blocks * heads, [], []
     here = types.SimpleNamespace(
         minimum=min, cdiv=lambda x, y: -(-x // y), program_id=lambda _: program, constexpr=None
@@ -347,8 +347,8 @@ def test_balanced_tiles_are_all_tiles(blocks, heads, programs):
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("worst", [math.nan, math.inf])
-def test_what_is_not_finite_stays_so(worst):
-    """A key is not finite, in a masked block or in another."""
+def test_infinities_and_nan_in_keys(worst):
+    """A key is not finite, in a masked block or in another one."""
     for at, T in ((3, 150), (7, 150), (64 + 2, 150), (64 + 3, 150), (128 + 7, 150), (64 + 3, 128), (3, 64)):
         work = problem(S=70, T=T, H=2, causal=False)
         work.query[:] = work.query.abs()
@@ -361,7 +361,7 @@ def test_what_is_not_finite_stays_so(worst):
 @on_sm_90
 @pytest.mark.parametrize("worst", [math.nan, math.inf])
 @pytest.mark.parametrize("D", [64, 128])
-def test_what_is_not_finite_stays_so_on_a_device(D, worst):
+def test_infinities_and_nan_in_keys_on_a_device(D, worst):
     for T in (128, 640, 700):
         work = problem(S=300, T=T, D=D, H=16, B=4, shared=16, causal=False)
         work.query[:] = work.query.abs()
@@ -384,9 +384,9 @@ def attended(work, empty="inf"):
 
 
 def check(work, empty="inf"):
-    """The values by the warp-specialised kernel, against their definition and the kernel for all devices.
+    """Compare the warp-specialised kernel with the definition and with the portable kernel.
 
-    By the tile that is for so few queries, and by that for many.
+    The kernel runs with the tile for few queries, and with the tile for many.
     """
     assert hopper.serves(work, result(work))
     far = 4e-3 if work.query.dtype is torch.float16 else 3e-2
@@ -406,14 +406,14 @@ def check(work, empty="inf"):
 
 
 def chosen(size, value=None):
-    """Every tile that some number of queries and of heads has, of 132 multiprocessors."""
+    """Return the tiles for all numbers of queries and of heads, with 132 multiprocessors."""
     queries, heads = (1, 64, 300, 512, 4096, 16384), (1, 8, 32, 48, 64, 100, 128, 512)
     sizes = itertools.product(queries, (64, 4096), heads, (False, True))
     return {table.warp_specialized(size, value or size, *some, 132, masked) for *some, masked in sizes}
 
 
 @pytest.mark.parametrize("size", [64, 128, 256])
-def test_tiles_have_the_registers_that_they_ask_for(size):
+def test_registers_of_tiles(size):
     """A multiprocessor has 64 Ki registers. A thread has less than 256, in multiples of 8."""
     for tile in chosen(size):
         copying, multiplying = 128 * table.COPYING, 128 * tile.groups * tile.registers
@@ -534,15 +534,15 @@ def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):
 @on_sm_90
 @pytest.mark.parametrize("tile", sorted(tile for tile in chosen(64) if tile.persistent))
 @pytest.mark.parametrize(("S", "H"), [(600, 101), (1000, 72)])
-def test_so_many_tiles_that_they_are_in_pairs(S, H, tile, monkeypatch):
+def test_tiles_in_pairs(S, H, tile, monkeypatch):
     """The number of tiles is even or odd, and keys are copied several blocks ahead."""
     monkeypatch.setattr(table, "warp_specialized", lambda *_: tile)
     check(problem(S=S, H=H, shared=H, B=3))
 
 
 @on_sm_90
-def test_numbers_are_repeated_through_the_dispatcher(path):
-    """A plan holds descriptors: of other operands, and with another scale, of either sign."""
+def test_replays_with_other_operands_and_scales(path):
+    """Descriptors of a plan are replayed for other operands, and with scales of either sign."""
     name = "_scaled_dot_product_flash_attention"
     for scale in (0.2, -0.3, 0.1):
         work = problem(S=300, causal=True, scale=scale)
@@ -558,8 +558,8 @@ def test_numbers_are_repeated_through_the_dispatcher(path):
 
 @on_sm_90
 @pytest.mark.parametrize("broadcast", BROADCASTS)
-def test_a_bias_is_another_in_the_next_call(broadcast, path):
-    """A plan holds a descriptor of the bias, without what that is broadcast over."""
+def test_replays_with_another_bias(broadcast, path):
+    """A plan's descriptor of the bias omits the dimensions over which the bias is broadcast."""
     name = "_scaled_dot_product_efficient_attention"
     for _ in range(3):
         work = with_bias(problem(S=300, shared=4, causal=False), broadcast)

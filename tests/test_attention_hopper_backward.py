@@ -1,4 +1,4 @@
-"""The warp-specialised backward pass of attention: what it takes, its algorithm without a GPU, and its values."""
+"""The warp-specialised backward pass of attention: the calls it serves, its algorithm without a GPU, and its values."""
 
 import dataclasses
 import itertools
@@ -31,7 +31,7 @@ from tritonite.engine.attention.table import Ring, WarpSpecializedBackward
 
 
 def by_definition(work, grad):
-    """(result, logarithms, gradients) in float64; a row that sees nothing has a result of 0 and no gradient."""
+    """Return (result, logsumexp, gradients) in float64. A row that sees no key has a result and gradients of 0."""
     wide = [x.detach().double().requires_grad_() for x in work[:3]]
     key, value = [x.repeat_interleave(work.ratio, 1) for x in wide[1:]]
     scores = wide[0] @ key.mT * work.factor
@@ -69,7 +69,7 @@ def test_serves_operands_that_descriptors_can_address(of_hopper, dtype, sizes):
 
 
 @pytest.mark.parametrize("broadcast", BROADCASTS)
-def test_takes_a_bias_where_shared_memory_has_room(of_hopper, broadcast):
+def test_serves_a_bias_where_shared_memory_has_room(of_hopper, broadcast):
     work = problem()
     assert taken(with_bias(work, broadcast)) and taken(with_bias(problem(D=128, V=80), broadcast))
     assert not taken(with_bias(problem(D=256), broadcast))
@@ -181,8 +181,8 @@ TILES = [
         [False, True],
     ),
 )
-def test_warp_groups_agree(sizes, tiles, at_once):
-    """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
+def test_warp_groups_are_synchronised(sizes, tiles, at_once):
+    """No group waits forever. Nothing is read before it has arrived, or overwritten before it was used."""
     S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale)
     grad = drawn(2, 4, S, 80)
@@ -227,7 +227,7 @@ def test_warp_groups_add_a_bias(sizes, broadcast, tiles):
     work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     grad = drawn(2, 4, S, 80)
     out, logarithms, expected = by_definition(work, grad)
-    # The order in which groups run knows nothing of what stands for rows that see nothing.
+    # Gradients depend neither on the logarithms of rows that see no key, nor on the order of asynchronous work.
     for empty, at_once in ((0.0, False), (math.inf, True)):
         grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
         sums = logarithms.float().masked_fill(logarithms.isneginf(), empty)
@@ -357,7 +357,7 @@ def test_masked_values_that_are_not_finite(D):
 
 
 @on_sm_90
-def test_numbers_are_repeated_through_the_dispatcher(path):
+def test_replays_with_other_operands_and_scales(path):
     """A plan holds descriptors: of other operands, and with another scale, of either sign."""
     name = "_scaled_dot_product_flash_attention_backward"
     for scale in (0.2, -0.3, 0.1):

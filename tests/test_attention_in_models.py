@@ -39,7 +39,7 @@ def _results(function, operands):
 
 
 def _check(function, operands, far=1e-4, times=1):
-    """Compare results with and without kernels, which must run the given number of times forward and once backward."""
+    """Compare results with and without kernels, which must run `times` times forward and once backward."""
     expected = _results(function, operands)
     tritonite.reset_stats()
     with tritonite.use_gems(include=[FORWARD, BACKWARD]):
@@ -97,7 +97,7 @@ def test_vmap(path):
 
 
 def test_jagged_sequences():
-    """On a GPU they are packed ones; on a CPU ATen multiplies each by itself."""
+    """On a GPU sequences are packed. On a CPU ATen multiplies each one separately."""
     dtype = torch.float32 if CPU else torch.float16
     lengths = (5, 12, 1)
     rows = [[_drawn(length, 2, 16, dtype=dtype) for length in lengths] for _ in range(3)]
@@ -114,7 +114,7 @@ def test_jagged_sequences():
 
 
 def test_flex_attention():
-    """Flex attention has no operator here and is unchanged. On a CPU torch has no gradient of it."""
+    """Flex attention has no operator here and is unchanged. On a CPU torch has no gradient for it."""
     operands = _operands(1, 2, 16, 16)
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 16, 16, device=tritonite.device, BLOCK_SIZE=16)
     function = functools.partial(flex_attention, score_mod=lambda score, *_: score * 0.5, block_mask=mask)

@@ -64,7 +64,7 @@ def test_offsets_of_bags_give_what_aten_gives(given, name, path):
     offsets, last = OFFSETS[given]
     for mode, padding in itertools.product((0, 1, 2), (-1, 2)):
         if "falling" in given and mode != 2 and padding < 0:
-            # ATen's fast kernel leaves what follows as its memory was.
+            # ATen's fast kernel does not write the rows that follow.
             continue
 
         def call(mode=mode, padding=padding):
@@ -80,8 +80,8 @@ def test_offsets_of_bags_give_what_aten_gives(given, name, path):
 
 @pytest.mark.declines("an index is out of range")
 @CPU
-def test_a_negative_padding_index_is_no_row(path):
-    """ATen refuses it among the indices on a CPU."""
+def test_a_negative_padding_index_matches_no_row(path):
+    """ATen on a CPU refuses a negative index among the indices."""
     weight, indices = torch.randn(5, 3), torch.tensor([1, -1])
     call = lambda: torch.ops.aten._embedding_bag(weight, indices, torch.tensor([0]), padding_idx=-1)
     expected = _outcome(call)
@@ -90,7 +90,7 @@ def test_a_negative_padding_index_is_no_row(path):
 
 
 def _bags_of(offsets, n):
-    """The rows of each bag as ATen's kernel for GPUs takes them, within the indices."""
+    """Return the rows of each bag, within the indices, as ATen's kernel for GPUs takes them."""
     ends = [*offsets[1:], n]
     return [range(max(0, begin), min(end, n)) for begin, end in zip([0, *offsets[1:]], ends, strict=True)]
 
@@ -117,7 +117,7 @@ def test_bags_without_checks_stay_within_the_indices(offsets, mode, device, monk
 
 
 @pytest.mark.parametrize("mode", [0, 1])
-def test_gradients_of_numbers_of_bags_out_of_range_are_nothing(mode, device):
+def test_gradients_of_bag_numbers_out_of_range_are_zero(mode, device):
     memory = torch.full((9, 3), float("nan"), device=device)
     memory[3:6] = 1.0
     told = torch.tensor([0, -2, 3, 2, 2**40], device=device)
@@ -160,7 +160,7 @@ def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, mo
 @pytest.mark.parametrize(
     "offsets, total", [([0, 3, 1], 1), ([0, 4, 3], 3), ([0, -1, 2], 2), ([0, 2, 3], 4), ([0, 2, 5], 5)]
 )
-def test_sequences_that_do_not_fit_are_atens_to_refuse(offsets, total, path):
+def test_sequences_that_do_not_fit_raise_atens_error(offsets, total, path):
     dense = torch.arange(12.0).view(2, 3, 2)
     call = lambda: torch.ops.aten._padded_dense_to_jagged_forward(dense, [torch.tensor(offsets)], total)
     expected = _outcome(call)
@@ -172,8 +172,8 @@ def test_sequences_that_do_not_fit_are_atens_to_refuse(offsets, total, path):
 
 @pytest.mark.parametrize("width, dtype", [(2, torch.float32), (8, torch.float16), (2, torch.float16)], ids=str)
 @pytest.mark.parametrize("offsets", [[0, 3, 1], [0, 2, 3], [0, 5, 5], [0, 1, 0]], ids=str)
-def test_rows_of_no_sequence_are_what_aten_gives_on_a_gpu(offsets, width, dtype, device, monkeypatch):
-    """By layout, ATen's bisection assigns rows behind the last sequence to that sequence or to none."""
+def test_rows_behind_the_last_sequence_are_atens_on_gpus(offsets, width, dtype, device, monkeypatch):
+    """Depending on the layout, ATen's bisection assigns these rows to the last sequence or to none."""
     monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     dense = torch.arange(1, 1 + 6 * width, device=device).view(2, 3, width).to(dtype)
     ends = torch.tensor(offsets, device=device)

@@ -42,7 +42,7 @@ def name(case):
 
 def test_every_operator_has_cases():
     packets = {op.packet for op in tritonite.overloads().values() if not op.out_names and op.schema.returns}
-    # It waits for the device.
+    # This operator waits for the device.
     packets.remove("equal")
     packets -= cases.ONLY_ON_CPUS if tritonite.device == "cuda" else set()
     assert {case.packet for case in cases.cases() if case.pair is None} == packets
@@ -54,7 +54,7 @@ def test_every_operator_has_cases():
     "case", [case for i, case in enumerate(cases.cases(measures=["device"])) if i % 41 == 0], ids=name
 )
 def test_cases_can_be_called(case):
-    # Other arguments of some have the shape, too.
+    # In some cases other arguments have the shape, too.
     if not tritonite.backend.interpreted and case.pair is None and case.family not in indexing.FAMILIES:
         op = tritonite.overloads()[case.overload]
         shape = cases._shapes(op)[1] if op.family == "matmul" else (16, 64)
@@ -68,15 +68,15 @@ def test_cases_can_be_called(case):
     assert isinstance(result, (torch.Tensor, tuple))
 
 
-def test_no_case_is_of_a_dtype_that_aten_refuses():
+def test_aten_accepts_the_dtype_of_every_case():
     found = {case.dtype for case in cases.cases(ops=["view_as_complex_copy"])}
     assert found == {torch.float16, torch.float32}
 
 
 @pytest.mark.parametrize("op", PAIRS)
-def test_fused_operators_are_those_of_compositions(op):
+def test_fused_cases_have_compositions(op):
     case = next(cases.cases(measures=["device"], ops=[op]))
-    # The one to measure the host.
+    # The last case measures the host.
     shape = case.pair.shapes[1] if case.pair.shapes else cases.INTERPRETED[0]
     if not tritonite.backend.interpreted:
         case = dataclasses.replace(case, operands=functools.partial(cases._of_pair, case.pair, shape))
@@ -86,14 +86,14 @@ def test_fused_operators_are_those_of_compositions(op):
     assert not results[0].failure and set(results[0].times) == {"aten", "tritonite"}
 
 
-def test_bytes_are_of_what_is_there(device):
+def test_bytes_of_cases_are_those_of_their_tensors(device):
     x, row = torch.zeros(8, 16, device=device), torch.zeros(16, device=device)
     sample = cases.Sample("", (x, row.expand(8, 16), 2), {"alpha": 1})
     assert cases.bytes_moved("add", sample, [x]) == 4 * (128 + 16 + 128)
     assert cases.bytes_moved("zero", cases.Sample("", (x,), {}), [x.half()]) == 2 * 128
 
 
-def test_quick_is_a_part_of_all():
+def test_quick_cases_are_a_subset():
     def keys(found):
         return set(map(name, found))
 
@@ -143,7 +143,7 @@ def test_times_are_in_microseconds_by_the_clock(monkeypatch):
 
 @contextlib.contextmanager
 def wrong():
-    """exp that is off by a little."""
+    """exp with a small error."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("exp", lambda x: torch.exp2(x), tritonite.backend.dispatch_key)
     try:
@@ -153,7 +153,7 @@ def wrong():
 
 
 @pytest.mark.filterwarnings("ignore:(?s).*verrid")
-def test_no_figure_on_a_wrong_answer():
+def test_a_wrong_answer_is_not_timed_in_a_case():
     case = chosen("exp")
     (result,) = run.run([case], [timing.Provider("wrong", lambda _: wrong())], rounds=1)
     assert not result.times and "wrong gives another answer than ATen" in result.failure
@@ -177,14 +177,14 @@ def test_operands_of_no_elements_have_one_term():
 @pytest.mark.parametrize(
     ("alpha", "scale"), [(3e38, 3e38), (1e300, 1e60), (-4.0, 4.0), (0.5, 1.0), (float("inf"), 1.0)]
 )
-def test_roundoff_of_sums_of_products_is_multiplied_as_they_are(alpha, scale):
+def test_roundoff_of_products_scales_with_their_factors(alpha, scale):
     a = torch.ones(4, 16)
     assert terms("addmm", (a[:, :4], a, a.mT), a, None, alpha) == terms("addmm", (a[:, :4], a, a.mT), a) * scale**2
     assert terms("sum", (a,), a[0], None, alpha) == terms("sum", (a,), a[0])
 
 
-def test_long_sums_of_products_are_cut_off_as_tensor_cores_do():
-    # cuBLAS gives the same where it does not split K: the sums on the way to this one are 360 in the mean.
+def test_long_products_allow_the_truncation_of_tensor_cores():
+    # cuBLAS has the same error without split-K: partial sums are 360 on average.
     wide = torch.Generator().manual_seed(0)
     a, b = [torch.rand(13824, generator=wide).mul(6).sub(3).half() for _ in range(2)]
     own, aten, exact = [torch.tensor([value]) for value in (0.1270751953125, 0.135498046875, 0.13667864765739068)]
@@ -195,7 +195,7 @@ def test_long_sums_of_products_are_cut_off_as_tensor_cores_do():
     assert terms("mm", (a.float()[None], b.float()[:, None]), own) < many
 
 
-def test_sums_of_products_have_the_terms_of_all_batches():
+def test_terms_of_products_count_all_batches():
     a = torch.ones(8, 4, 16)
     assert terms("addbmm", (a[0, :, :4], a, a.mT), a[0]) == (8 * terms("bmm", (a, a.mT), a) ** 0.5) ** 2
 
@@ -208,7 +208,7 @@ def test_an_error_is_a_result():
     assert result.failure == "RuntimeError: no" and not result.times
 
 
-def test_what_aten_refuses_is_no_case(monkeypatch):
+def test_calls_that_aten_refuses_are_skipped(monkeypatch):
     def refuse(*_):
         raise NotImplementedError("not for this dtype")
 
@@ -217,7 +217,7 @@ def test_what_aten_refuses_is_no_case(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["inductor", "x=", "=a:b", "x=nowhere:f", "x=math:nothing", "aten=math:pi"])
-def test_what_is_no_provider_is_refused(text):
+def test_unknown_providers_are_refused(text):
     with pytest.raises(InvalidProvider):
         run.provider(text)
 
@@ -253,13 +253,13 @@ def endless():
     return [dataclasses.replace(chosen("exp"), operands=lambda make: time.sleep(1000))]
 
 
-def test_a_case_that_does_not_end_fails(monkeypatch):
+def test_a_case_that_hangs_fails(monkeypatch):
     monkeypatch.setattr(workers, "_PATIENCE", 1.0)
     (found,) = workers.checks(endless, 1, (), 2)
     assert found == (0, run.Check(failure="no answer within 1 s")) and not multiprocessing.active_children()
 
 
-def test_checks_of_several_processes_are_those_of_one(tmp_path):
+def test_several_processes_check_the_same_cases_as_one(tmp_path):
     arguments = ["--op", "neg", "--op", "s*mm", "--op", "celu*", "--measure", "device"]
     files = [tmp_path / f"{jobs}.json" for jobs in (1, 2)]
     for jobs, file in enumerate(files, 1):
@@ -269,7 +269,7 @@ def test_checks_of_several_processes_are_those_of_one(tmp_path):
     assert all(set(each.times) == {"aten", "tritonite"} and not each.declined for each in Run.load(files[1]).results)
 
 
-def test_what_was_checked_is_not_checked_again(monkeypatch):
+def test_checked_cases_are_not_checked_again(monkeypatch):
     monkeypatch.setattr(run, "check", None)
     checks = [run.Check(1, 2, "wrong"), run.Check(taken=False), run.Check(3, 4, declined="why")]
     results = list(run.run([chosen("exp")] * 3, [timing.TRITONITE], 1, checks))
@@ -308,7 +308,7 @@ def test_the_command(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("at_random", [False, True])
-def test_parts_are_all_cases_once(at_random):
+def test_shards_cover_all_cases_once(at_random):
     which = functools.partial(drawn.cases, 6, 3) if at_random else functools.partial(cases.chosen, True, ["device"])
     parts = [cases.shard(which, i, 3) for i in range(3)]
     assert sorted(name(case) for part in parts for case in part) == sorted(map(name, which()))
@@ -329,11 +329,11 @@ def test_parts_are_all_cases_once(at_random):
 
 
 @pytest.mark.parametrize("part", ["2/2", "1", "a/b", "-1/2"])
-def test_a_part_is_one_of_so_many(part):
+def test_malformed_shards_are_refused(part):
     assert "is not I/N" in bench("--op", "neg", f"--part={part}", code=2)
 
 
-def test_every_gpu_measures_a_part(tmp_path, monkeypatch):
+def test_every_gpu_measures_a_shard(tmp_path, monkeypatch):
     tool, file = load("bench_on_gpus"), tmp_path / "results.json"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     # Both processes use the first GPU.
@@ -368,7 +368,7 @@ def test_the_command_compares(tmp_path, monkeypatch):
     assert "1 cases slower" in bench("--op", "neg", "--dtype", "float16", "--compare", file, code=1)
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch):
+def test_ctrl_c_keeps_measured_results(tmp_path, monkeypatch):
     measured = run.run
 
     def stopped(chosen, *rest):
@@ -382,7 +382,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch):
     assert found.interrupted and len(found.results) == 1
 
 
-def test_a_run_that_is_killed_leaves_what_it_had(tmp_path, monkeypatch):
+def test_a_killed_run_leaves_its_results(tmp_path, monkeypatch):
     file, seen = tmp_path / "results.json", []
 
     def measured(*_, **__):
@@ -417,7 +417,7 @@ def test_ctrl_c_keeps_the_models_passes(tmp_path, monkeypatch):
     "arguments",
     [("--op", "no_such"), ("--measure", "nothing"), ("--dtype", "float23", "--op", "neg"), ("--model", "gpt")],
 )
-def test_what_makes_no_sense_is_refused(arguments):
+def test_contradictory_options_are_refused(arguments):
     bench(*arguments, code=2)
 
 
@@ -450,7 +450,7 @@ def test_packed_decoding_has_few_queries():
     assert [each.tolist() for each in starts] == [[0, 1, 2, 3], [0, 32, 64, 96]]
 
 
-def test_a_case_that_the_operator_does_not_take_is_none():
+def test_cases_of_dtypes_that_an_operator_lacks_are_left_out():
     """view_as_real_copy has no float16 sample, and float16 cannot count as far as randperm needs."""
     chosen = [*cases.cases(ops=["view_as_real_copy"], measures=("device",))]
     assert {run.check(case, [run.TRITONITE]).taken for case in chosen if case.dtype is torch.float16} == {False}

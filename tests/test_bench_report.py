@@ -96,7 +96,7 @@ def only(run, keep):
     return dataclasses.replace(run, results=[result for result in run.results if keep(result)])
 
 
-def test_a_run_survives_the_disk(run, tmp_path):
+def test_a_run_is_saved_and_loaded(run, tmp_path):
     path = tmp_path / "new" / "run.json"
     interrupted = dataclasses.replace(run, interrupted=True)
     interrupted.save(path)
@@ -174,7 +174,7 @@ def test_speedup_shows_the_geometric_mean(run):
     assert [text.get_text() for text in figure.axes[0].texts] == ["4.00x"]
 
 
-def test_the_roofline_is_of_the_largest_case(run):
+def test_the_roofline_shows_the_largest_case(run):
     cases = [
         Result("sum", "reduction", str(size), "float32", "device", size, 42 * 10**5, None, {"tritonite": timing(time)})
         for size, time in ((9, 2), (8, 1))
@@ -225,7 +225,7 @@ def path(run, tmp_path_factory):
     return path
 
 
-def test_the_page_is_complete_in_itself_and_escaped(run, path):
+def test_the_page_is_self_contained_and_escaped(run, path):
     text = path.read_text()
     reader = Reader(text)
     assert reader.references and all(value.startswith("data:image/svg+xml;base64,") for value in reader.references)
@@ -266,7 +266,7 @@ def test_the_page_of_models_alone_has_no_empty_sections(run, tmp_path):
         (12.6, 0, "13"),
     ],
 )
-def test_a_figure_is_not_rounded_to_nothing(value, digits, text):
+def test_small_figures_are_not_rounded_to_0(value, digits, text):
     assert readable(value, digits) == text
 
 
@@ -371,7 +371,7 @@ def test_the_table_filters_by_its_address(run, path, tmp_path):
 
 
 @pytest.mark.parametrize("name, scheme", [("report.png", 1), ("report_dark.png", 0)])
-def test_the_page_looks_like_something(path, tmp_path, name, scheme):
+def test_screenshots_of_the_page_are_not_blank(path, tmp_path, name, scheme):
     ARTIFACTS.mkdir(exist_ok=True)
     shot = ARTIFACTS / name
     shot.unlink(missing_ok=True)
@@ -381,5 +381,5 @@ def test_the_page_looks_like_something(path, tmp_path, name, scheme):
     assert pixels.shape[:2] == (2400, 1400)
     for part in (pixels[:800], pixels[800:1600], pixels[1600:]):
         assert part.std() > 0.02
-        # Charts must not stay light where the page is dark.
+        # In the dark theme, charts must be dark, too.
         assert part.mean() > 0.8 if scheme else part.mean() < 0.3

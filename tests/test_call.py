@@ -23,7 +23,7 @@ BLOCK = 64
 
 @pytest.fixture(autouse=True)
 def every_path(path):
-    """All tests of this module run on both paths."""
+    """Run all tests of this module on both paths."""
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def _plus(x, number):
     return result
 
 
-def test_numbers_of_host_functions_are_no_part_of_a_plan(device, replays):
+def test_numbers_passed_on_to_kernels_are_symbols_of_a_plan(device, replays):
     x = torch.arange(6.0, device=device)
     with standing_in("constant_pad_nd", lambda x, pad, value: _plus(x, value)) as runs:
         for number in (0.5, -2.0, 0.0, float("inf"), 1.0):
@@ -85,7 +85,7 @@ def test_numbers_of_host_functions_are_no_part_of_a_plan(device, replays):
         assert len(runs) == replays(5)
 
 
-def test_numbers_that_a_host_function_looks_at_are_pinned(device, path):
+def test_numbers_that_a_host_function_branches_on_are_pinned(device, path):
     x = torch.arange(6.0, device=device)
 
     def host(x, p):
@@ -102,7 +102,7 @@ def test_numbers_that_a_host_function_looks_at_are_pinned(device, path):
             torch.ops.aten._cdist_forward(x, x, 2.0, None)
 
 
-def test_zero_and_one_may_be_told_apart_without_pinning_a_number(device, path):
+def test_comparisons_with_0_and_1_do_not_pin_a_number(device, path):
     x = torch.arange(6.0, device=device)
 
     def host(x, value, *rest):
@@ -115,7 +115,7 @@ def test_zero_and_one_may_be_told_apart_without_pinning_a_number(device, path):
 
 
 def test_lists_in_and_out(device, replays):
-    """Like `_foreach_add`: a list of tensors, one scalar or a list of scalars, and a list of results."""
+    """As in `_foreach_add`: a list of tensors, a scalar or a list of scalars, and a list of results."""
 
     def host(xs, number):
         numbers = number if isinstance(number, (list, tuple)) else [number] * len(xs)
@@ -141,7 +141,7 @@ def test_an_unserved_list_of_1500_tensors_goes_to_aten(device):
 
     flat = torch.arange(6000.0, device=device)
     lists = {
-        "apart": [torch.full((4,), float(i), device=device) for i in range(1500)],
+        "separate": [torch.full((4,), float(i), device=device) for i in range(1500)],
         "one after the other": list(flat.view(1500, 4)),
         "overlapping": [flat[i : i + 4] for i in range(1500)],
         "the same": [flat[:4]] * 1500,
@@ -163,12 +163,12 @@ def test_which_of_many_tensors_overlap_is_in_the_key(device, path):
             _add_number[(1,)](x, x, number, x.numel(), BLOCK=BLOCK)
         return ()
 
-    apart = [flat[20 * i : 20 * i + 8] for i in range(16)]
+    separate = [flat[20 * i : 20 * i + 8] for i in range(16)]
     moved = [flat[40 + 20 * i : 48 + 20 * i] for i in range(16)]
     overlapping = [flat[20 * i : 20 * i + 8] for i in range(15)] + [flat[284:292]]
-    twice = apart[:15] + apart[:1]
+    twice = separate[:15] + separate[:1]
     with standing_in("_foreach_add_.Scalar", host):
-        for xs, recorded in ((apart, 1), (moved, 1), (overlapping, 2), (twice, 3), (apart, 3), (twice, 3)):
+        for xs, recorded in ((separate, 1), (moved, 1), (overlapping, 2), (twice, 3), (separate, 3), (twice, 3)):
             expected = flat.clone()
             for x in xs:
                 expected.as_strided(x.shape, x.stride(), x.storage_offset()).add_(1)
@@ -199,7 +199,7 @@ def test_sizes_that_data_decides(device, replays):
         assert len(runs) == replays(4)
 
 
-def test_the_first_elements_of_a_vector_are_as_many_as_data_decides(device, replays):
+def test_results_cut_to_a_length_that_data_decides(device, replays):
     def host(x):
         counts = contract.zeros((1,), torch.int64, x.device)
         _count[(1,)](x, counts, x.numel(), BLOCK=128)
@@ -218,7 +218,7 @@ def test_the_first_elements_of_a_vector_are_as_many_as_data_decides(device, repl
         assert len(runs) == replays(4)
 
 
-def test_a_grid_a_kernels_argument_and_a_result_that_data_decides(device, replays):
+def test_grids_arguments_and_results_that_data_decides(device, replays):
     def host(x):
         (count,) = contract.read(x)
         result = contract.empty((count,), torch.int64, x.device)
@@ -242,8 +242,8 @@ def test_a_grid_a_kernels_argument_and_a_result_that_data_decides(device, replay
         assert len(runs) == replays(2)
 
 
-def test_results_that_hold_what_was_drawn(device, replays):
-    """On the CPU, as efficient attention has the seed and the offset of its dropout, which its gradient takes."""
+def test_results_that_hold_the_seed_and_offset(device, replays):
+    """The results are on the CPU, as in efficient attention, whose gradient takes them."""
 
     def host(x, *_):
         seed, offset = contract.random_state(x.device, 4)
@@ -283,7 +283,7 @@ def test_zeros_copies_and_views_of_another_dtype(device, replays):
         assert len(runs) == replays(3)
 
 
-def test_results_of_any_mixture(device, replays):
+def test_results_of_mixed_types(device, replays):
     """Tensors, an int and None, as flash attention returns them."""
     name = "_scaled_dot_product_efficient_attention" if device == "cuda" else "_embedding_bag_forward_only"
     schema = getattr(torch.ops.aten, name).default._schema
@@ -304,7 +304,7 @@ def test_results_of_any_mixture(device, replays):
         assert len(runs) == replays(2)
 
 
-def test_ints_among_results_as_flash_attention_returns_them(device, replays):
+def test_ints_among_results(device, replays):
     def host(query, key, value, *rest):
         result = _plus(query, 2.0)
         return result, result[..., 0], None, None, query.shape[2], key.shape[2], None, None, None
@@ -345,7 +345,7 @@ def test_calls_without_tensors(device, replays, path):
                     assert torch.full((2, 3), 3.5, device="cuda").device.index == index
 
 
-def test_memory_formats_and_layouts_are_as_pytorch_hands_them_on(device):
+def test_host_functions_get_memory_formats_and_layouts(device):
     seen = []
 
     def clone(x, memory_format):
@@ -370,7 +370,7 @@ def _answer(function, *args, **kwargs):
         return f"{type(error).__name__}: {error}"
 
 
-# float32, float64, and a number that names no dtype.
+# float32, float64, and a number that is no dtype.
 @pytest.mark.parametrize("number", [6, 7, pytest.param(46, marks=pytest.mark.declines("ATen refuses the number"))])
 def test_dtypes_may_be_ints(number, path, device):
     aten, x = torch.ops.aten, torch.arange(6.0, device=device).view(2, 3)
@@ -385,7 +385,7 @@ def test_dtypes_may_be_ints(number, path, device):
             found = [_answer(make) for _ in range(2)]
         for each in found:
             if isinstance(expected, str):
-                # The text names the operator that ATen's kernel calls first.
+                # The message names the operator that ATen's kernel calls first.
                 assert isinstance(each, str) and (path == "python" or each[:13] == expected[:13] == "RuntimeError:")
             else:
                 assert each.dtype is expected.dtype and torch.equal(each, expected)
@@ -431,7 +431,7 @@ def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(de
         return result
 
     if device == "cpu":
-        # As on a GPU, no kernel is compiled yet, and the first launch passes the decorators.
+        # As on a GPU, no kernel is compiled yet, and the first launch goes through the decorators.
         monkeypatch.setattr(type(add_one), "_compiles", True)
         monkeypatch.setattr(type(add_one), "_resolve", lambda *_: None)
     x, pad = torch.arange(6.0, device=device), (0, 1)
@@ -441,12 +441,12 @@ def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(de
             assert torch.constant_pad_nd(x, pad, 2.0).tolist() == [*x.tolist(), 2.0]
         reason = "a kernel to compile while a CUDA graph is captured"
         assert tritonite.stats()["constant_pad_nd"].declined == {reason: 2} and len(runs) == 2
-    # No operator's host function runs here, so that there is nothing to decline to.
+    # No operator's host function runs here, so no call can be declined.
     assert torch.equal(host(x, pad, 2.0), x + 1)
 
 
 def _compiling(monkeypatch, kernel, device):
-    """Simulate the state during a capture on a GPU: no kernel is compiled, and the first launch passes decorators."""
+    """Simulate a capture on a GPU: no kernel is compiled, and the first launch goes through the decorators."""
     if device == "cpu":
         monkeypatch.setattr(type(kernel), "_compiles", True)
         monkeypatch.setattr(type(kernel), "_resolve", lambda *_: None)
@@ -457,7 +457,7 @@ def _compiling(monkeypatch, kernel, device):
 
 @pytest.mark.declines("nothing is compiled during a capture")
 def test_a_first_call_in_a_capture_writes_nothing_twice(device, monkeypatch, path):
-    """One that writes into its arguments declines before it has launched anything, or raises an error after that."""
+    """A host function that writes its arguments declines before its first launch, or else raises an error."""
 
     @tritonite.libentry
     @triton.jit
@@ -490,7 +490,7 @@ def test_a_first_call_in_a_capture_writes_nothing_twice(device, monkeypatch, pat
     assert x.tolist() == [2.0] * 6
     launches = True
     with standing_in("add.Tensor", host):
-        # One that writes fresh memory alone may decline at any time.
+        # A host function that writes only fresh memory may decline at any time.
         assert torch.add(x, ones).tolist() == [3.0] * 6
 
 
@@ -509,7 +509,7 @@ def test_a_handle_of_cublas_is_made_before_a_capture(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "mv", "addmv", "baddbmm", "addbmm", "dot", "vdot"])
-def test_every_product_has_one_made(name, path, device, monkeypatch):
+def test_every_product_prepares_a_handle_of_cublas(name, path, device, monkeypatch):
     op, prepared = tritonite.overloads()[name], []
     monkeypatch.setattr(product, "prepare_blas", prepared.append)
     monkeypatch.setattr(sys.modules["tritonite.ops.matmul"], "prepare_blas", prepared.append)

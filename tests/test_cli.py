@@ -72,7 +72,7 @@ def test_explain_takes_any_overload(overload):
     assert ("path " in done.output) if done.exit_code == 0 else ("ATen refuses" in done.output), done
 
 
-# Functions of other layouts, of quantized tensors and of other devices, and Python's helpers.
+# Functions for other layouts, quantized tensors and other devices, and Python's helpers.
 ELSEWHERE = re.compile(
     r"(cudnn|fbgemm|miopen|mkldnn|quantize|q_|sparse|sym|is_|has_|get_|set_|manual_)|.*(sparse|_indices_copy$|quant)"
 )
@@ -117,7 +117,7 @@ def test_explain_draws_fitting_arguments_where_two_dimensions_do_not_fit():
     assert "bitwise_not(int32[64, 64])" in run("explain", "torch.bitwise_*", "--dtype", "int32")
 
 
-def test_verify_says_who_served():
+def test_verify_reports_served_and_declined_calls():
     assert "add.Tensor: served by a kernel" in run("verify", "--op", "aten::add.Tensor", "--seed", "1", "--case", "2")
     texts = [run("verify", "--op", "add.Tensor", "--seed", "1", "--case", str(case)) for case in range(40)]
     assert any("add.Tensor: served by ATen: " in text and "1 calls, 0 served" in text for text in texts)
@@ -147,7 +147,7 @@ def test_the_install_hint_is_whole(monkeypatch):
         ("nonsense",),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments):
+def test_contradictory_options_are_refused(arguments):
     run(*arguments, code=2)
 
 
@@ -183,7 +183,7 @@ def test_verify_fails_on_a_failure(monkeypatch):
 
 
 def shorten(monkeypatch, sentences, layers):
-    """The demonstration of fewer sentences, by fewer of the model's layers, which are alike."""
+    """Shorten the demonstration: fewer sentences, and fewer of the model's identical layers."""
     load = demo._load
 
     def shortened():

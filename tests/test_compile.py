@@ -7,14 +7,14 @@ import sys
 import pytest
 from conftest import FULL
 
-# `make test-targets` asks for more: the matrix of kernels and devices.
+# `make test-targets` compiles the whole matrix of kernels and devices.
 MATRIX = os.environ.get("TRITONITE_TEST_TARGETS") == "1"
 PARTS = 6 if FULL or MATRIX else 2
 
 
 @pytest.fixture
 def cache(tmp_path_factory):
-    """Return a folder that all parts share, so that kernels that several launch are compiled once."""
+    """Return a cache folder for all shards, so that kernels that several shards launch are compiled once."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
 
@@ -42,7 +42,7 @@ print(re.search(rf"^{layout} = .*order = (.*)}}>$", code, re.MULTILINE)[1])
 
 @pytest.mark.smoke
 def test_columns_at_odd_addresses_are_loaded_by_neighbouring_threads():
-    """Triton 3.6 lays threads along rows unless it knows that elements are contiguous along columns."""
+    """Triton 3.6 assigns neighbouring threads to a row unless it knows that elements are contiguous along columns."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", "-c", _LAYOUT_OF_LOADS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -86,7 +86,7 @@ def test_result_layout_is_atens(names, device, request):
 @pytest.mark.parametrize("wide", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool])
 @pytest.mark.parametrize("narrow", [torch.float16, torch.int8, torch.uint8, torch.bool, torch.float64])
 def test_promotion_is_atens(wide, narrow, device):
-    """Tensors, 0-d tensors and numbers of every category against each other."""
+    """Tensors, zero-dim tensors and numbers of every category are combined with each other."""
     a = torch.ones(3, device=device).to(wide)
     for b in (torch.ones(3).to(narrow), torch.ones(()).to(narrow), 2, 2.5, True):
         b = on(device, b)
@@ -195,7 +195,7 @@ def test_a_value_that_does_not_fit_is_refused(dtype, value, owner, device, path)
 
 @pytest.mark.declines("no kernel serves such numbers")
 def test_numbers_beyond_64_bits_are_atens(device, path):
-    """A flag is True for any number that is not 0, but a kernel takes numbers of 64 bits."""
+    """A bool is True for any number but 0, while a kernel takes numbers of 64 bits."""
     x, number = torch.tensor([True, False], device=device), 2**63
     calls = {
         "fill.Scalar": lambda: torch.ops.aten.fill.Scalar(x, number),
@@ -210,7 +210,7 @@ def test_numbers_beyond_64_bits_are_atens(device, path):
         assert not served(name)
 
 
-def test_limits_hold_where_there_is_no_element(device, path):
+def test_arguments_are_checked_for_tensors_without_elements(device, path):
     x = torch.ones(0, 4, device=device)
     with tritonite.use_gems():
         for number in (1.0, 2.0, 1e300):
@@ -241,7 +241,7 @@ def test_aliasing_that_is_allowed(device):
     assert z.tolist() == [1, 1, 5, 3, 9, 5, 13, 7]
 
 
-def test_a_plan_for_the_same_tensor_does_not_serve_overlapping_ones(device):
+def test_a_plan_of_equal_tensors_does_not_serve_overlapping_ones(device):
     base = torch.arange(9.0, device=device)
     with tritonite.use_gems():
         base[:4].add_(torch.ones(4, device=device))
@@ -261,7 +261,7 @@ def test_a_plan_for_the_same_tensor_does_not_serve_overlapping_ones(device):
     ],
     ids=["complex", "float8", "sparse", "uint16", "nested"],
 )
-def test_what_no_kernel_takes_gives_atens_result(make):
+def test_declined_calls_give_atens_result(make):
     value = make()
     outcomes = []
     for context in (tritonite.use_gems(include="nextafter"), tritonite.use_gems()):
@@ -357,7 +357,7 @@ def test_direct_calls(device):
 
 
 def recorded(monkeypatch):
-    """The overloads whose host functions run from here on."""
+    """Return the list of overloads whose host functions run from here on."""
     seen, results = [], registry.Op.results
     monkeypatch.setattr(
         registry.Op, "results", lambda self, *args: (seen.append(self.overload), results(self, *args))[1]
@@ -449,7 +449,7 @@ def test_explain(device):
 
 
 def test_caches_are_bounded(device):
-    """However many shapes a process sees, it keeps the iterations of some."""
+    """A process that sees many shapes keeps a limited number of iterations."""
     before = sum(type(value) is Iteration for value in gc.get_objects())
     with tritonite.use_gems(include="neg"):
         for n in range(3000):
@@ -483,7 +483,7 @@ _OVERLAPPING = pytest.mark.declines("the output overlaps the input")
         (12, True),
     ],
 )
-def test_a_part_of_each_row_may_be_the_destination_of_another(device, begin, serves):
+def test_columns_of_a_matrix_may_be_the_output_for_other_columns(device, begin, serves):
     x = torch.rand(4, 3, 22, device=device)[:, 1:]
     expected = -x[..., :10]
     with tritonite.use_gems(include="neg"):
@@ -505,7 +505,7 @@ def test_more_elements_than_32_bits_count(device):
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 10, 25, 641, 2**16 - 1, 2**16 + 1, 2**30, 2**30 + 1, 2**31 - 1])
 def test_indices_are_divided_by_multiplication(divisor):
-    """Kernels divide 32-bit indices so; the divisors use every bit."""
+    """Kernels divide 32-bit indices by multiplication. The divisors use every bit."""
     multiplier, shift = inverse(divisor)
     assert -(2**31) <= multiplier < 2**31
     multiples = [divisor * factor for factor in (1, 2, 3, 1000, (2**31 - 1) // divisor)]
@@ -537,7 +537,7 @@ def test_explain_computes_nothing(device):
 
 
 def test_a_fused_product_does_not_overflow_before_the_addition(device, monkeypatch):
-    """With a factor of 1, ATen on a GPU fuses product and addition; with another factor it rounds the product."""
+    """With a factor of 1, ATen on a GPU fuses product and addition. With another factor it rounds the product."""
     if devices.current.interpreted:
         monkeypatch.setattr(arithmetic, "ON_CPU", tl.constexpr(False))
     addcmul = tritonite.overloads()["addcmul"]
@@ -550,10 +550,10 @@ def test_a_fused_product_does_not_overflow_before_the_addition(device, monkeypat
 
 
 def test_incomplete_gamma_functions_near_0(device):
-    """For a small order Q is small, and 1 - P would cancel."""
+    """For small orders Q is small, and 1 - P would cancel."""
     a = torch.tensor([1e-6, 1e-3, 0.02, 0.16], dtype=torch.float64, device=device)
     x = torch.tensor([1.02, 0.9, 1.08, 1.16], dtype=torch.float64, device=device)
-    # Values by mpmath.
+    # Values computed by mpmath.
     exact = torch.tensor(
         [2.1217130367269328e-07, 0.0002604296998218178, 0.003926017669801399, 0.031809301624878605], dtype=torch.float64
     )
@@ -567,7 +567,7 @@ def test_every_operator_is_a_function_for_direct_calls():
         assert not inspect.ismodule(getattr(tritonite.ops, name)), name
 
 
-def test_a_direct_call_runs_what_aten_makes_the_operator_of(device):
+def test_direct_calls_of_composite_operators_run_their_steps(device):
     x = torch.randn(4, 8, device=device)
     seen = []
     with mock.patch.object(Op, "results", lambda op, *_: seen.append(op.overload) or decline()):
@@ -579,8 +579,8 @@ def decline():
     raise Decline("a test")
 
 
-def test_a_norm_of_a_number_along_a_dimension_is_a_root_of_its_power(device):
-    """ATen returns the absolute value only if no dimension is given."""
+def test_vector_norm_of_a_number_along_a_dimension(device):
+    """ATen returns the absolute value only if no dimension is given, and else a root of a power."""
     x = torch.tensor(-0.5, device=device)
     for dim in (None, [0], [-1]):
         expected = torch.linalg.vector_norm(x, 500.0, dim)

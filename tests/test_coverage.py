@@ -41,7 +41,7 @@ def test_no_composite_is_overridden():
 
 
 def test_a_declaration_is_short():
-    """Beyond its formula an operator costs its author at most eight fields."""
+    """A declaration has at most eight fields besides its formula."""
     for declaration in registry.declarations:
         assert len(declaration.packets) <= 6, declaration.packets
 

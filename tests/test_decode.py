@@ -18,7 +18,7 @@ from tritonite.runtime import contract
 from tritonite.runtime.libentry import LibEntry
 
 _CPU = "_scaled_dot_product_flash_attention_for_cpu"
-# Keys for several splits. The interpreter takes long for a program of 16 keys, and 300 keys have 19 of them.
+# Keys for several splits. Fewer in the interpreter, where each of the 19 programs of 300 keys takes long.
 KEYS = 300 if FULL else 130
 only_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="ATen has this overload on CPUs alone")
 
@@ -42,7 +42,7 @@ def _operands(B=2, H=4, shared=2, S=1, T=300, D=16, V=None, dtype=torch.float32)
 
 
 def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, padded=0, far=1e-5):
-    """Results and logarithms, in memory that was nan."""
+    """Compare results and logarithms, written to memory of nan, with the definition."""
     work = Problem(query, key, value, bias, scale, causal, diagonal, "ieee")
     queries = query.shape[2]
     out = query.new_full((*query.shape[:3], value.shape[3]), math.nan)
@@ -78,7 +78,7 @@ def test_heads_that_share_keys(small_tiles, dtype, heads):
 
 @pytest.mark.parametrize(("diagonal", "S"), covering(2, [None, KEYS - 16, 40, 0, -3], [2, 5, 16]))
 def test_several_queries(small_tiles, S, diagonal):
-    """All queries see all keys, or each sees one more than the query before, or the first see none."""
+    """All queries see all keys, or each sees one more than the query before, or the first ones see none."""
     _check(*_operands(B=1, H=6, S=S, T=KEYS), causal=diagonal is not None, diagonal=diagonal or 0)
 
 
@@ -95,7 +95,7 @@ def test_bias(small_tiles, shape, mask):
     _check(*_operands(S=3, T=KEYS), bias=bias.expand(2, 4, 3, KEYS), causal=True, diagonal=KEYS - 10)
 
 
-def test_masks_of_which_splits_and_rows_see_nothing(small_tiles):
+def test_masks_that_leave_splits_or_rows_without_keys(small_tiles):
     """A mask leaves the filled rows of a cache, or leaves a query no key."""
     mask = torch.zeros(2, 1, 3, KEYS, dtype=torch.bool, device=tritonite.device)
     mask[0, :, 0, :20] = True
@@ -138,7 +138,7 @@ def test_same_bits_each_time(small_tiles):
 @only_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_through_the_dispatcher(path, monkeypatch, dtype):
-    """Recorded and repeated with another scale, and its gradients, which the usual kernels give."""
+    """Calls are recorded, and replayed with another scale. The usual kernels compute the gradients."""
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 128)
     launched = []
     run = decode.launch_splits
@@ -170,8 +170,8 @@ def test_through_the_dispatcher(path, monkeypatch, dtype):
     ("S", "T", "H", "serves"),
     [(1, 256, 4, True), (16, 600, 16, True), (17, 600, 4, False), (1, 200, 4, False), (16, 600, 20, False)],
 )
-def test_what_it_serves(S, T, H, serves):
-    """Few queries of many keys; not where bits must not depend on how many others there are."""
+def test_calls_that_decoding_serves(S, T, H, serves):
+    """Few queries of many keys are served, except in invariant mode, where bits must not depend on other sequences."""
     query, key, value = _operands(S=S, T=T, H=H)
     work = Problem(query, key, value, None, None, False, 0, "ieee")
     assert decode.decodes(work) == serves
@@ -185,7 +185,7 @@ def test_what_it_serves(S, T, H, serves):
     ("kind", "causal"), [("flash", False), ("flash", True), ("efficient", False)] + [("efficient", True)] * FULL
 )
 def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
-    """Each is as it would be alone, and nothing of another's or behind the last is read; the longest has many keys."""
+    """Each sequence has its result alone. Nothing of other sequences or behind the last one is read."""
     most = 520 if FULL else 264
     lengths = [(1, 300 if FULL else 70), (0, 40), (3, 7), (2, 0), (5, most), (1, 33)]
     S, T = (sum(each) for each in zip(*lengths, strict=True))
@@ -206,7 +206,7 @@ def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
         out, logsumexp, *_ = ops["_flash_attention_forward"](*given)
         out = out[None]
     else:
-        # Counted from the first key few queries would see few.
+        # With a diagonal from the first key, few queries would see few keys.
         out, *_ = ops["_efficient_attention_forward"](*rows_first, None, *starts, 5, most, 0.0, 0, False)
     assert served
     (first, first_key), out = [each.tolist() for each in starts], out.transpose(1, 2)
@@ -231,7 +231,7 @@ def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
 
 
 def test_operators_of_cuda(monkeypatch):
-    """Each reaches it, with the logarithms that ATen's leaves."""
+    """Each operator decodes, and returns logarithms in ATen's layout."""
     reached = mock.Mock(wraps=decode.decode)
     monkeypatch.setattr(passes, "decode", reached)
     ops, halves = tritonite.overloads(), _operands(S=3, D=16, dtype=torch.float16)
@@ -253,8 +253,8 @@ def test_operators_of_cuda(monkeypatch):
 
 
 @pytest.mark.parametrize(("split_keys", "expected"), [(2**20, [False]), (64, [True, True])])
-def test_only_splits_have_the_next_launch_begin_sooner(monkeypatch, split_keys, expected):
-    """The launch that combines splits is launched early and waits for them."""
+def test_the_launch_that_combines_splits_starts_early(monkeypatch, split_keys, expected):
+    """The launch that combines splits is a dependent launch, which waits for their results."""
     launches = []
     monkeypatch.setattr(devices, "has_dependent_launch", lambda device: True)
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: split_keys)

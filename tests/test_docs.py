@@ -1,4 +1,4 @@
-"""The code on the pages that people copy from: it runs, and what it asserts is so."""
+"""The code on the pages that people copy from: it runs, and its assertions hold."""
 
 import ast
 import multiprocessing
@@ -17,17 +17,17 @@ import tritonite
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# The first line of a block that does something on a GPU alone, and what then guards it.
+# The first line of a block that needs a GPU, and the condition that then guards it.
 MARK = "# Needs a GPU."
 GUARD = "torch.cuda.is_available()"
-# Text that needs a GPU.
+# Code that needs a GPU.
 NEEDS = ("torch.cuda.", 'device="cuda"')
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 def program(text):
-    """A page's blocks one after another, each line where it stands on the page, so that a traceback names it."""
+    """Return the blocks of a page as a program, each line at its line number on the page, for tracebacks."""
     lines = [""] * len(text.splitlines())
     for block in BLOCK.finditer(text):
         start = text[: block.start(1)].count("\n")
@@ -37,7 +37,7 @@ def program(text):
 
 
 def _run(script, folder, environment, outputs):
-    """A script in a folder, with files for what it says."""
+    """Run a script in a folder, with files for its output."""
     for stream, output in enumerate(outputs, 1):
         with output.open("wb") as file:
             os.dup2(file.fileno(), stream)
@@ -48,10 +48,10 @@ def _run(script, folder, environment, outputs):
 
 
 def run(script, folder):
-    """(the exit code of a script, what it says, and its errors).
+    """Return (exit code, output, errors) of a script.
 
-    Of a script in the interpreter most of the time is that of PyTorch's import, so that all are forked from a process
-    that has it. No context of a GPU survives that.
+    In the interpreter most of a script's time is the import of PyTorch. So scripts are forked from a process that has
+    imported it. On a GPU they are not, because a context does not survive a fork.
     """
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     if FULL or tritonite.device != "cpu":
@@ -81,7 +81,7 @@ def test_code_runs(page, tmp_path):
 
 
 @pages
-def test_what_needs_a_gpu_is_marked_and_guarded(page):
+def test_code_for_gpus_is_marked_and_guarded(page):
     for block in BLOCK.findall(page.read_text()):
         marked = block.startswith(MARK + "\n")
         assert marked or not any(need in block.replace(GUARD, "") for need in NEEDS)

@@ -20,7 +20,7 @@ ATTEMPTS = 12
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """Sizes for the interpreter on a GPU, too."""
+    """Return sizes for the interpreter, on a GPU as well."""
     sizes_of(monkeypatch, drawing.TINY)
 
 
@@ -66,7 +66,7 @@ def test_another_operator_changes_few_draws():
 
 
 @pytest.mark.parametrize("family", drawing.FAMILIES)
-def test_what_is_drawn_is_served_as_aten_serves_it(family):
+def test_drawn_calls_are_served(family):
     checks = [run.check(case, [timing.TRITONITE]) for case in drawn.cases(ATTEMPTS, 3, families=[family])]
     assert [check.failure for check in checks] == [""] * ATTEMPTS
     assert sum(check.taken and not check.declined for check in checks) > ATTEMPTS / 2
@@ -92,7 +92,7 @@ def test_every_layout_is_drawn():
     assert {(48, 8, 1), (48, 1, 6), (96, 16, 2), (144, 24, 1)} <= strides and len(strides) > 6
 
 
-def test_sizes_are_split_into_so_many():
+def test_sizes_are_split_into_a_given_number():
     for i in range(50):
         sizes = drawing.split(drawing.Source(str(i)), 1000, i % 4)
         assert len(sizes) == i % 4 and torch.Size(sizes).numel() <= 1000 and min(sizes, default=1) >= 1
@@ -108,7 +108,7 @@ def test_short_calls_are_captured(monkeypatch):
     assert {case.measure for case in drawn.cases(4, 1, measures=["host"])} == {"host"}
 
 
-def test_what_cannot_be_captured_is_measured_without_a_graph(monkeypatch):
+def test_calls_that_cannot_be_captured_are_measured_without_a_graph(monkeypatch):
     def measure(calls, op, kind, rounds):
         if kind == "graph":
             raise RuntimeError("operation not permitted when stream is capturing")

@@ -16,9 +16,9 @@ from curand import (
     on_cpu,
     rounded,
     run_kernel,
-    side_by_side,
     strided,
     uniforms,
+    vectorized,
 )
 
 import tritonite
@@ -31,16 +31,14 @@ DROPOUT_SIZES = (8, 12, 13, 14, 2048 * 8 + 8, 20_002, 20_004, 20_008, 20_001)
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_dropout_keeps_what_atens_does(dtype, set_philox):
+def test_dropout_masks_are_atens(dtype, set_philox):
     for numel in DROPOUT_SIZES:
         x = torch.randn(numel, dtype=dtype)
         vector = next(v for v in (16 // dtype.itemsize, 4, 2, 1) if v <= 16 // dtype.itemsize and numel % v == 0)
         for name, p, given_p in (("native_dropout", 0.3, 0.7), ("_fused_dropout", 0.7, 0.7)):
             given = set_philox(11, 4 * 5)
             out, mask = run_kernel(name, x, p, True) if name == "native_dropout" else run_kernel(name, x, p)
-            drawn = (
-                strided(uniforms, numel, given) if vector == 1 else side_by_side(numel, vector, given, grid_of(numel))
-            )
+            drawn = strided(uniforms, numel, given) if vector == 1 else vectorized(numel, vector, given, grid_of(numel))
             acc = np.float64 if dtype is torch.float64 else np.float32
             kept = drawn < acc(given_p if name == "_fused_dropout" else 1.0 - p)
             assert mask.dtype is (torch.bool if name == "native_dropout" else torch.uint8)
@@ -56,7 +54,7 @@ def test_dropout_keeps_what_atens_does(dtype, set_philox):
     "numel, programs",
     [(2048 * 8, 2), (2048 * 8 + 8, 3), (1024 * 8, 1), (3000 * 8, 3), (777_000, 95) if FULL else (101_000, 13)],
 )
-def test_no_program_of_dropout_is_without_elements(numel, programs, set_philox, monkeypatch):
+def test_every_program_of_dropout_has_elements(numel, programs, set_philox, monkeypatch):
     grids, launched = [], engine.draw_kernel
 
     class Noting:
@@ -67,8 +65,8 @@ def test_no_program_of_dropout_is_without_elements(numel, programs, set_philox, 
     monkeypatch.setattr(engine, "draw_kernel", Noting())
     given = set_philox(11, 4 * 5)
     _, mask = run_kernel("native_dropout", torch.ones(numel, dtype=torch.float16), 0.5, True)
-    assert np.array_equal(mask.numpy(), side_by_side(numel, 8, given, grid_of(numel)) < 0.5)
-    # A program simulates 1,024 of ATen's 2,048 threads in a round, each with a vector of 8.
+    assert np.array_equal(mask.numpy(), vectorized(numel, 8, given, grid_of(numel)) < 0.5)
+    # A program draws for 1,024 of ATen's 2,048 threads in a round, each with a vector of 8.
     assert grids == [(programs,)]
 
 
@@ -85,18 +83,18 @@ def test_dropout_of_other_layouts(set_philox):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_dropout_of_addresses_takes_vectors_that_are_aligned(dtype, set_philox):
+def test_dropout_of_misaligned_tensors(dtype, set_philox):
     for first in (1, 2, 4, 8):
         x = torch.randn(20_000 + first).to(dtype)[first:]
         vector = math.gcd(first, 16 // dtype.itemsize)
         given = set_philox(2, 0)
         mask = run_kernel("native_dropout", x, 0.5, None)[1]
-        drawn = side_by_side(20_000, vector, given, grid_of(20_000)) if vector > 1 else strided(uniforms, 20_000, given)
+        drawn = vectorized(20_000, vector, given, grid_of(20_000)) if vector > 1 else strided(uniforms, 20_000, given)
         assert np.array_equal(mask.numpy(), drawn < 0.5)
 
 
-def test_dropout_of_addresses_is_right_through_the_dispatcher(device, path):
-    """No plan serves one that is for another address."""
+def test_dropout_plans_depend_on_alignment(device, path):
+    """The mask depends on the address, so a plan must not serve another alignment."""
     base = torch.randn(2056, device=device)
     with tritonite.use_gems(include="native_dropout"):
         for _ in range(2):
@@ -110,7 +108,7 @@ def test_dropout_of_addresses_is_right_through_the_dispatcher(device, path):
 
 
 @on_cpu
-def test_dropout_spoils_what_is_not_finite(set_philox):
+def test_dropout_of_infinities_gives_nan(set_philox):
     set_philox(2, 0)
     out, mask = run_kernel("native_dropout", torch.full((64,), torch.inf), 0.5, True)
     assert bool((out.isnan() == ~mask).all())
@@ -129,7 +127,7 @@ def test_dropout_that_drops_all_or_nothing_draws_nothing(set_philox):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_leaky_slopes_are_uniform_numbers(dtype, set_philox):
+def test_rrelu_slopes_are_uniform_numbers(dtype, set_philox):
     wide, numel = dtype is torch.float64, 9001
     given = set_philox(3, 12)
     x, noise = torch.randn(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
@@ -146,15 +144,15 @@ def test_leaky_slopes_are_uniform_numbers(dtype, set_philox):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_noise_on_another_device_is_atens_to_refuse(training):
-    """A tensor of noise without dimensions is no scalar either."""
+def test_rrelu_noise_on_another_device_declines(training):
+    """Zero-dim noise is not taken for a number either."""
     x, noise = torch.ones((), device=tritonite.device), torch.ones((), device="meta")
     with pytest.raises(Decline, match="noise on meta"):
         rrelu_with_noise(x, noise, 0.125, 0.25, training)
 
 
 @pytest.mark.declines("refused slopes")
-def test_a_slope_that_is_none_is_atens_to_refuse_where_the_result_is_kept(device):
+def test_invalid_rrelu_slopes_raise_atens_error(device):
     x = torch.ones(3, device=device)
     with tritonite.use_gems(include="rrelu_with_noise_backward", faster_only=False):
         for lower in (float("nan"), -5.0):

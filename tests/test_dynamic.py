@@ -136,7 +136,7 @@ def same(x):
     return x
 
 
-def test_what_cannot_be_declared():
+def test_invalid_declarations_raise():
     with pytest.raises(InvalidDeclaration, match="num_inputs is for 3"):
         pointwise_dynamic(same, num_inputs=3)
     with pytest.raises(InvalidDeclaration, match="no promotion is called 'SOMEHOW'"):
@@ -148,7 +148,7 @@ def test_what_cannot_be_declared():
 
 
 @pytest.mark.declines("refused calls")
-def test_what_cannot_be_run(device):
+def test_invalid_calls_raise(device):
     with pytest.raises(Unsupported, match="broadcast"):
         bare(torch.ones(3, device=device), torch.ones(4, device=device))
     with pytest.raises(Unsupported, match="complex64"):
@@ -205,7 +205,7 @@ def test_gradcheck(device):
     assert torch.autograd.gradcheck(both, operands)
 
 
-def test_backward_without_a_gradient_says_what_to_do(device, path):
+def test_backward_without_a_gradient_names_the_remedy(device, path):
     x = torch.randn(4, device=device, requires_grad=True)
     result = bare(x, x)
     assert result.requires_grad
@@ -513,7 +513,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_is_no_formula_is_refused_clearly(reason):
+def test_invalid_formulas_raise(reason):
     function, settings = REFUSED[reason]
     with pytest.raises(InvalidDeclaration, match=reason):
         pointwise_dynamic(function, **settings)

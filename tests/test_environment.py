@@ -1,4 +1,4 @@
-"""Files and folders that cannot be read or written: one warning, and the work goes on; or one line, and it ends."""
+"""Files and folders that cannot be read or written: a warning and the work goes on, or one line and it ends."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ CONFIG = Config(32, 64, 32, splits=2)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    """Clear what a process reads once."""
+    """Clear the caches of files that a process reads once."""
     caches = (store.known, cost.tables, native.module, cache.warn_once)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for variable in ("TRITONITE_TUNE", "TRITONITE_CACHE", "CXX"):
@@ -109,7 +109,7 @@ def test_a_product_goes_on_without_a_fitted_model_that_cannot_be_read(text, monk
 
 @contextlib.contextmanager
 def _unprivileged():
-    """Within it the file system refuses this process what modes forbid, root or not."""
+    """Apply file permissions to this process within the context, even if it is root's."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)
@@ -148,7 +148,7 @@ UNUSABLE = ("/proc/nonexistent/tune", "/etc", "file/below", "x" * 300)
 
 
 @pytest.mark.parametrize("place", UNUSABLE)
-def test_tiles_that_cannot_be_kept_cost_a_warning(place, monkeypatch, tmp_path):
+def test_tiles_that_cannot_be_stored_give_a_warning(place, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRITONITE_TUNE", str(tmp_path / place))
     with pytest.warns(UserWarning, match="tuned") as told:
@@ -205,7 +205,7 @@ HOSTILE = {
 
 
 def command(monkeypatch, capsys, *arguments):
-    """(exit code, standard output) of a command line, as from a shell."""
+    """Return (exit code, standard output) of a command line, run as from a shell."""
     monkeypatch.setattr(sys, "argv", ["tritonite", *arguments])
     code = 0
     try:
@@ -224,7 +224,7 @@ def test_every_command_is_tried():
     assert COMMANDS.keys() == get_command(cli.app).commands.keys()
 
 
-# The longer ones once, with all settings together.
+# Slow commands run once, with all settings together.
 SETTINGS = [{name: value} for name, value in HOSTILE.items()]
 TRIED = [(name, HOSTILE) for name in COMMANDS]
 TRIED += [(name, each) for name in ("info", "explain", "tune") for each in SETTINGS]
@@ -252,21 +252,21 @@ def test_a_command_ends_well_or_with_one_line(name, settings, monkeypatch, capsy
 
 @pytest.mark.parametrize("option, file", [("--json", "r.json"), ("--html", "r.html"), ("--charts", "")])
 @pytest.mark.parametrize("place", ["/proc/nonexistent", "/etc/passwd"])
-def test_bench_looks_at_its_destinations_first(option, file, place, monkeypatch, capsys):
+def test_bench_checks_its_output_files_first(option, file, place, monkeypatch, capsys):
     monkeypatch.setattr(run, "machine", lambda *_: pytest.fail("something was measured"))
     code, text = command(monkeypatch, capsys, *COMMANDS["bench"], option, str(Path(place, file)))
     assert code == 2 and "cannot be written" in text and place in text and text.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--html", "--charts"])
-def test_bench_looks_for_its_libraries_first(option, monkeypatch, capsys, tmp_path):
+def test_bench_checks_its_libraries_first(option, monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(run, "machine", lambda *_: pytest.fail("something was measured"))
     code, text = command(monkeypatch, capsys, *COMMANDS["bench"], option, str(tmp_path / "new"))
     assert code == 2 and "pip install 'tritonite[bench]'" in text and text.count("\n") == 1
 
 
-def test_bench_leaves_nothing_where_it_looked(tmp_path):
+def test_bench_leaves_no_file_behind_its_checks(tmp_path):
     (tmp_path / "earlier").write_text("kept")
     cache.check_writable(tmp_path / "earlier")
     cache.check_writable(tmp_path / "folder" / "new")

@@ -1,4 +1,4 @@
-"""The scripts of examples/ run, and what they assert is so."""
+"""The scripts of examples/ run, and their assertions hold."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,7 @@ SCRIPTS = sorted(FOLDER.glob("*.py"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_it_runs(script, tmp_path):
+def test_an_example_runs(script, tmp_path):
     if "transformers" in script.read_text() and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
     code, output, errors = run(script, tmp_path)

@@ -42,7 +42,7 @@ def device():
 
 
 def state(values):
-    """Return everything a call could change: tensors with their memory, and generators."""
+    """Return everything that a call could change: tensors with their memory, and generators."""
     tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor)]
     generators = [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Generator)]
     device = torch.cuda.default_generators if tritonite.device == "cuda" else ()
@@ -148,8 +148,8 @@ def test_explain_takes_inference_tensors(path):
         )
 
 
-def test_explain_follows_what_is_computed_between(path):
-    """Operands that a function computes have no memory, and nothing is read from them."""
+def test_explain_follows_intermediate_results(path):
+    """Intermediate results have no memory, and nothing is read from them."""
     described, x = 0, None
 
     def called(*args, **kwargs):

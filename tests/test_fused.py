@@ -68,7 +68,7 @@ def as_tuple(results):
 
 
 def close(actual, exact, terms=1, resolution=None):
-    """Assert that values are within the dtype's resolution, and near 0 within that of a sum of `terms` of order 1."""
+    """Assert that values are within the dtype's resolution, and zeros within that of a sum of `terms` values near 1."""
     resolution = resolution or RTOL[actual.dtype]
     assert actual.shape == exact.shape
     torch.testing.assert_close(actual.double(), exact, rtol=resolution, atol=resolution * terms**0.5)
@@ -137,14 +137,14 @@ def test_parameters_may_be_float32_and_frozen(ours, theirs):
 
 @pytest.mark.parametrize("width", [70, 600, 1100])
 @pytest.mark.parametrize(("ours", "theirs"), NORMS)
-def test_norms_of_rows_in_chunks_and_of_rows_that_programs_share(ours, theirs, width, tiny_blocks):
+def test_norms_of_rows_in_chunks_and_of_split_rows(ours, theirs, width, tiny_blocks):
     parameters = [normal(width, grad=True) for _ in range(2 if ours is fused.skip_layer_norm else 1)]
     rows = 9 if FULL else 5
     operands = [normal(rows, width, grad=True), normal(rows, width, grad=True), *parameters]
     agree(ours, theirs, operands, terms=16, grad_terms=256)
 
 
-def test_rows_that_are_all_alike_have_no_variance():
+def test_rows_of_equal_elements_have_no_variance():
     x = torch.full((3, 1000), 1234.567, device=tritonite.device)
     normalized, total = fused.skip_layer_norm(x, torch.zeros_like(x))
     assert torch.equal(total, x) and not normalized.abs().gt(1e-3).any()
@@ -158,7 +158,7 @@ def test_sum_is_normalised_before_it_is_rounded():
     assert (normalized.double() - exact).abs().max() <= 2**-8 * exact.abs().max()
 
 
-def test_eps_of_none_is_the_resolution_of_what_is_computed_in():
+def test_norms_without_eps_use_that_of_the_compute_dtype():
     x = normal(3, 16) * 1e-4
     close(fused.skip_rms_norm(x, x, None, None)[0], rms_norm(x.double(), x.double(), None, 2.0**-23)[0])
 
@@ -197,7 +197,7 @@ def test_rotary_embedding(sizes, interleaved, dtype):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotary_embedding_in_place(interleaved):
-    # Query and key are columns of one product, between which others lie.
+    # Query and key are columns of one product, which has other columns between them.
     packed = normal(2, 5, 7, 12)
     before, angles = packed.clone(), normal(5, 4)
     cos, sin = angles.cos(), angles.sin()
@@ -229,9 +229,9 @@ def layouts(x):
     """Yield x's values with other strides: gaps between rows, gaps between elements, and transposed."""
     padded = x.new_empty((*x.shape[:-1], x.shape[-1] + 3))
     padded[..., : x.shape[-1]] = x
-    apart = x.new_empty((*x.shape, 2))
-    apart[..., 0] = x
-    return padded[..., : x.shape[-1]], apart[..., 0], x.transpose(-1, 0).contiguous().transpose(-1, 0)
+    strided = x.new_empty((*x.shape, 2))
+    strided[..., 0] = x
+    return padded[..., : x.shape[-1]], strided[..., 0], x.transpose(-1, 0).contiguous().transpose(-1, 0)
 
 
 def test_rows_at_any_stride():
@@ -479,13 +479,13 @@ def test_vmap_of_gradients():
 def test_backward_takes_operands_of_any_stride():
     grad, total, statistics = normal(6, 8, 2)[..., 0], normal(8, 6).t(), normal(6, 2)
     given = grad, None, total, statistics[:, 0], statistics[:, 1], None, None, False, False
-    apart = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in given]
-    expected = library.skip_layer_norm_backward(*apart)
+    contiguous = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in given]
+    expected = library.skip_layer_norm_backward(*contiguous)
     torch.testing.assert_close(library.skip_layer_norm_backward(*given)[0], expected[0])
 
 
-def test_halves_of_a_gradient_are_written_by_tritonite():
-    # They take turns in memory, and share none.
+def test_glu_gradient():
+    # The halves of the gradient interleave in memory, and do not overlap.
     x, grad = normal(5, 16), normal(5, 8)
     expected = torch.ops.aten.glu_backward(grad, x, -1)
     with tritonite.use_gems():
@@ -495,7 +495,7 @@ def test_halves_of_a_gradient_are_written_by_tritonite():
 
 
 @pytest.mark.declines("the gradient overlaps its input")
-def test_a_gradient_written_over_its_halves_is_atens():
+def test_a_glu_gradient_written_over_its_input_is_atens():
     x, grad = normal(5, 16), normal(5, 8)
     expected, own = x.clone(), x.clone()
     torch.ops.aten.glu_backward.grad_input(grad, expected, -1, grad_input=expected)

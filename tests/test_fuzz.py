@@ -16,7 +16,7 @@ from tritonite.testing.samples.boundaries import RULES, _are_exact
 
 
 def outcomes(overload, arguments, ours, change=lambda call: None):
-    """(the call, ATen's outcome, an outcome in which the result is `ours`, after `change`)."""
+    """Return (the call, ATen's outcome, the outcome in which the result is `ours`, after `change`)."""
     call = Call(tritonite.overloads()[overload], arguments)
     expected, actual = call.map(Copies()), call.map(Copies())
     result = expected.run()
@@ -47,17 +47,17 @@ def test_a_difference_is_seen(kind, ours):
 
 
 def test_sums_of_the_largest_numbers_are_judged():
-    """Whose squares float64 does not have."""
+    """The squares of these numbers overflow float64."""
     given = {"self": torch.full((2, 3), 1e300, dtype=torch.float64, device=tritonite.device), "dim": [1]}
     call = outcomes("sum.dim_IntList", given, lambda call, result: result.clone())
     assert difference(*call, True) is None
 
 
-def test_nothing_is_seen_where_there_is_no_difference():
+def test_equal_results_are_no_finding():
     assert difference(*outcomes("neg", {"self": x()}, lambda call, result: result.clone()), True) is None
 
 
-def test_an_answer_where_aten_raises_is_seen_and_another_error():
+def test_missing_and_different_errors_are_findings():
     call, expected, actual = outcomes("neg", {"self": x()}, lambda call, result: result)
     assert difference(call, Outcome(ValueError("no"), call), actual, True)[0] == "answers"
     assert difference(call, Outcome(ValueError("no"), call), Outcome(TypeError("no"), call), True)[0] == "exception"
@@ -116,13 +116,13 @@ def test_a_call_is_the_same_each_time_it_is_drawn():
 
 
 def drawn(overload, count=300):
-    """Calls of an overload, with its tensors and numbers by their names."""
+    """Return drawn calls of an overload, with tensors and numbers by name."""
     return [draw(tritonite.overloads()[overload], 56, number).arguments for number in range(count)]
 
 
 @pytest.mark.parametrize("overload", ["floor_divide", "floor_divide_.Tensor", "div.Tensor_mode", "floor_divide.Scalar"])
 def test_quotients_that_round_to_an_integer_from_below_are_drawn(overload):
-    """Whose floor is one less than that of the quotient."""
+    """The floor of such a quotient is one less than the floor of the rounded quotient."""
     found = 0
     for given in drawn(overload):
         if not all(isinstance(given[name], (float, torch.Tensor)) for name in ("self", "other")):
@@ -217,7 +217,7 @@ def test_one_call_is_checked_by_its_number():
 
 
 def ended(whose, alone=False):
-    """A worker whose process has ended in the middle of a call."""
+    """Return a worker whose process has ended in the middle of a call."""
     worker = _Worker.__new__(_Worker)
     worker.seed, worker.at, worker.ended = 1, ("neg", 5, "neg(...)", whose), False
     worker.process = type("Process", (), {"exitcode": -11})
@@ -232,7 +232,7 @@ def test_a_process_that_ends_is_a_finding_unless_aten_ended_it(whose, ours):
     assert (finding is not None) is ours and len(tally.aten_crashes) == (not ours)
 
 
-def test_aten_is_asked_again_alone_before_it_is_held_to_have_ended_a_process():
+def test_aten_runs_alone_before_it_is_blamed_for_the_end_of_a_process():
     worker, tally = ended("aten"), Tally()
     assert worker.stopped("crash", tally) is None and worker.accused and not tally.aten_crashes
 
@@ -246,7 +246,7 @@ def test_a_process_that_ends_before_its_first_call_is_started_once_more():
 
 
 class Said:
-    """A connection that keeps what a process says."""
+    """A connection that keeps the messages of a process."""
 
     def __init__(self):
         self.all = []
@@ -260,7 +260,7 @@ class Said:
 
 @pytest.fixture
 def work(monkeypatch):
-    """One turn of a process, in this one."""
+    """Run one round of a worker in this process."""
     monkeypatch.setattr(run.os, "dup2", lambda *_: None)
     monkeypatch.setenv("TRITONITE_NATIVE", "1")
     threads = torch.get_num_threads()
@@ -289,7 +289,7 @@ def test_an_error_of_the_fuzzer_is_a_finding(work, monkeypatch):
 
 
 def test_a_short_run_finds_nothing():
-    """Two calls of every overload, or one, in two processes."""
+    """Two processes make one or two calls of every overload."""
     tally, overloads = Tally(), len(select(None))
     turns = overloads if FULL else -(-overloads // 2)
     findings = list(fuzz(600, None, 20261122, 2, tally, turns))
@@ -305,7 +305,7 @@ def _bounds(dtype):
 @pytest.mark.skipif(tritonite.device != "cpu", reason="of ATen's kernel for CPUs")
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 def test_calls_of_attention_have_masks_of_every_kind(suffix):
-    """The least and largest finite numbers and -inf, scales of any sign, and one query over few keys and many."""
+    """Masks hold the extreme finite numbers and -inf. Scales have any sign. There is one query, or many."""
     op = tritonite.overloads()[f"_scaled_dot_product_flash_attention_for_cpu{suffix}"]
     met = set()
     for number in range(250):

@@ -14,19 +14,19 @@ from tritonite.errors import Decline
 conditional, embedding, indexing, scatter = (
     importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "embedding", "indexing", "scatter")
 )
-# Divides sizes and blocks for the interpreter, which takes seconds otherwise.
+# Divisor of sizes and blocks in the interpreter, which takes seconds for full sizes.
 LESS = 1 if FULL else 4
 
 
 @pytest.fixture
 def small_sorts(change_tables):
-    """Blocks so small that a few hundred rows take two rounds of merging."""
+    """Make blocks so small that a few hundred rows take two rounds of merging."""
     change_tables(indexing={"segments": {"sorted": 128 // LESS, "merged": 64 // LESS, "runs": 2}})
 
 
 @pytest.mark.parametrize("different", [1, 3, 40, 10_000], ids="{} rows".format)
 @pytest.mark.parametrize("n", [17, 500 // LESS])
-def test_gradients_of_an_embedding_are_added_up_in_order(different, n, device, small_sorts):
+def test_embedding_gradients_are_reproducible(different, n, device, small_sorts):
     grad = torch.randn(n, 20, device=device)
     ids = torch.randint(0, min(different, 700), (n,), device=device)
     exact = torch.zeros(700, 20, dtype=torch.float64, device=device).index_add_(0, ids, grad.double())
@@ -41,7 +41,7 @@ def test_gradients_of_an_embedding_are_added_up_in_order(different, n, device, s
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64, torch.float64], ids=str)
-def test_elements_of_few_indices_are_added_up(dtype, device, small_sorts):
+def test_index_put_accumulates_at_few_indices(dtype, device, small_sorts):
     x = torch.zeros(5, 6, dtype=dtype, device=device)
     first, second = (
         torch.randint(-5, 5, (300 // LESS,), device=device),
@@ -55,7 +55,7 @@ def test_elements_of_few_indices_are_added_up(dtype, device, small_sorts):
 
 
 class _Noting:
-    """A kernel that notes its launches."""
+    """A kernel that counts its launches."""
 
     def __init__(self, kernel):
         self.kernel, self.launches = kernel, 0
@@ -69,7 +69,7 @@ class _Noting:
     "dtype, width", [(torch.float16, 600), (torch.float32, 513), (torch.uint8, 2048), (torch.int64, 130)], ids=str
 )
 @pytest.mark.parametrize("dim", [1, 2])
-def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monkeypatch, change_device):
+def test_columns_selected_from_rows_in_shared_memory(dtype, width, dim, device, monkeypatch, change_device):
     change_device(ptx=True, programs=2)
     monkeypatch.setattr(read, "_read_from_shared", noting := _Noting(read._read_from_shared))
     shape = (37, width) if dim == 1 else (7, 5, width)
@@ -87,7 +87,7 @@ def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monk
 @pytest.mark.parametrize(
     "dtype, width", [(torch.float16, 2048), (torch.float32, 1500), (torch.uint8, 3000), (torch.int64, 400)], ids=str
 )
-def test_columns_from_slices_of_rows_in_shared_memory(dtype, width, device, monkeypatch, change_device, change_tables):
+def test_columns_selected_from_slices_of_rows(dtype, width, device, monkeypatch, change_device, change_tables):
     change_device(ptx=True, programs=2)
     change_tables(indexing={"shared_rows": {"held_bytes": 2048}})
     monkeypatch.setattr(read, "_read_from_slices", noting := _Noting(read._read_from_slices))
@@ -98,7 +98,7 @@ def test_columns_from_slices_of_rows_in_shared_memory(dtype, width, device, monk
     assert noting.launches == 4
 
 
-def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, change_device):
+def test_columns_out_of_range_stop_a_program(device, change_device):
     if device == "cuda":
         pytest.skip("the device's context would be lost")
     change_device(ptx=True, programs=2)
@@ -108,7 +108,7 @@ def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, 
 
 
 @pytest.mark.parametrize("n", [0, 1, 4096, 4097, 9000])
-def test_one_block_needs_no_counts_added_up(n, device, path, monkeypatch):
+def test_one_block_launches_no_scan_of_counts(n, device, path, monkeypatch):
     monkeypatch.setattr(compact, "_scan_counts", noting := _Noting(compact._scan_counts))
     x = torch.randn(n, device=device) > 0.5
     for _ in range(2):
@@ -147,7 +147,7 @@ def test_one_value_is_put_under_a_mask(device):
 @pytest.mark.declines("the indices are out of range")
 @pytest.mark.skipif(tritonite.device == "cuda", reason="an assertion ends a GPU's context")
 @pytest.mark.parametrize("place", [5, -6, 2**40])
-def test_what_is_out_of_range_raises_what_aten_raises(place, path):
+def test_indices_out_of_range_raise_atens_error(place, path):
     x, index = torch.randn(5, 3), torch.tensor([0, place])
     calls = {
         "index.Tensor": lambda: x[index],
@@ -169,7 +169,7 @@ def test_what_is_out_of_range_raises_what_aten_raises(place, path):
 
 
 @pytest.mark.parametrize("number", [2, True])
-def test_a_number_becomes_a_flag(number, device):
+def test_numbers_put_into_bools(number, device):
     x, index = torch.zeros(2, 4, dtype=torch.bool, device=device), torch.tensor([[1, 1], [0, 3]], device=device)
     with tritonite.use_gems():
         results = x.scatter(1, index, number), torch.ops.aten.scatter.value_reduce(x, 1, index, number, reduce="add")
@@ -180,7 +180,7 @@ def test_a_number_becomes_a_flag(number, device):
 
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_a_negative_number_of_repeats_raises(path, device):
-    """Recorded and replayed, on a GPU as well; what comes next is served."""
+    """Calls are recorded and replayed, on a GPU as well. The next call is served."""
     good, bad = torch.tensor([2, 0, 1], device=device), torch.tensor([2, -1, 1], device=device)
     with calls_through(path), tritonite.use_gems(include=["repeat_interleave*"]):
         for repeats in (bad, good, bad, good, bad):
@@ -193,8 +193,8 @@ def test_a_negative_number_of_repeats_raises(path, device):
 
 
 @pytest.mark.parametrize("name", ["scatter_add", "scatter", "scatter_reduce"])
-def test_an_index_into_no_elements_is_atens(name, device):
-    """On a GPU, where ATen answers, the process would end."""
+def test_indices_into_no_elements_have_atens_outcome(name, device):
+    """On a GPU, where ATen returns a result, a kernel's assertion would end the process."""
     x, index, source = (torch.zeros(7, n, device=device) for n in (0, 5, 5))
     more = ("sum",) if name == "scatter_reduce" else ()
     outcomes = []
@@ -208,7 +208,7 @@ def test_an_index_into_no_elements_is_atens(name, device):
 
 
 def test_a_source_too_small_for_its_mask_raises_as_atens(device):
-    """In a gradient a kernel would stop the program. Later calls are served."""
+    """For a gradient, a kernel's assertion would stop the program. Later calls are served."""
     grad, mask = torch.ones(4, 5, device=device), torch.ones(4, 5, dtype=torch.bool, device=device)
     with tritonite.use_gems(include=["masked_scatter_backward"]):
         with pytest.raises(RuntimeError):
@@ -217,7 +217,7 @@ def test_a_source_too_small_for_its_mask_raises_as_atens(device):
 
 
 @pytest.mark.parametrize("name", ["scatter_add", "scatter"])
-def test_an_index_without_dimensions_needs_an_element_of_its_source(name, device):
+def test_a_zero_dim_index_into_an_empty_source_declines(name, device):
     x, index, source = torch.tensor(-1, device=device), torch.tensor(0, device=device), torch.zeros(0, device=device)
     with pytest.raises(tritonite.errors.Decline, match="larger than a source"):
         tritonite.overloads()[f"{name}.src" if name == "scatter" else name](x, 0, index, source.long())
@@ -258,7 +258,7 @@ def _served(name):
     ids=str,
     indirect=["path"],
 )
-def test_what_is_asked_to_be_deterministic_is_added_up_in_order(dtype, device, path, small_sorts, deterministic):
+def test_deterministic_mode_adds_up_in_order(dtype, device, path, small_sorts, deterministic):
     def drawn(*shape):
         return torch.randint(0, 3, shape, device=device).to(dtype)
 
@@ -346,8 +346,8 @@ def test_bags_of_many_rows(mode, last, width, device, path):
     assert mode != "sum" or _served("_embedding_bag_per_sample_weights_backward") == 2
 
 
-def test_the_largest_rows_of_a_bag_begin_with_its_first(device):
-    """A nan is the largest where it is the first, and else is not."""
+def test_max_bags_compare_with_the_first_row_as_aten(device):
+    """A nan is the largest if it comes first, and is ignored otherwise."""
     nan = float("nan")
     weight = torch.tensor([[1.0, nan], [nan, 2.0], [0.5, 3.0]], device=device)
     ids, offsets = torch.tensor([0, 1, 2, 1, 0], device=device), torch.tensor([0, 3], device=device)
@@ -364,7 +364,7 @@ def test_the_largest_rows_of_a_bag_begin_with_its_first(device):
     ids=str,
     indirect=["path"],
 )
-def test_segments_take_several_blocks(reduce, shape, device, path):
+def test_segments_of_several_blocks(reduce, shape, device, path):
     axis = len(shape) - 2 if len(shape) == 3 else 0
     x = torch.randint(-2, 3, shape, device=device).float().div(2).requires_grad_()
     size = shape[axis]
@@ -383,7 +383,7 @@ def test_segments_take_several_blocks(reduce, shape, device, path):
     assert _served("segment_reduce") == _served("_segment_reduce_backward") == 4
 
 
-def test_sequences_are_put_end_to_end(device, path):
+def test_padded_sequences_become_jagged(device, path):
     dense = torch.randn(5, 9, 40, device=device)
     for lengths in ([0, 9, 3, 0, 1], [9] * 5, [0, 0, 0, 0, 1]):
         ends = torch.tensor([0, *lengths], device=device).cumsum(0)
@@ -396,7 +396,7 @@ def test_sequences_are_put_end_to_end(device, path):
 
 @pytest.mark.declines("ATen refuses the call")
 @pytest.mark.skipif(tritonite.device != "cpu", reason="ATen's kernel for GPUs does not look at offsets")
-def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
+def test_a_wrong_total_of_jagged_rows_raises_atens_error():
     dense, ends = torch.rand(1, 6, 10), torch.tensor([0, 6])
     with tritonite.use_gems(include=["_padded_dense_to_jagged_forward"]), pytest.raises(RuntimeError, match="total_L"):
         torch.ops.aten._padded_dense_to_jagged_forward(dense, [ends], 0)
@@ -404,9 +404,9 @@ def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_additions_leave_neighbours(device, dtype, monkeypatch):
-    """16-bit additions by 32-bit atomics leave the neighbouring 16 bits unchanged, at both ends of a tensor."""
+    """An addition by a 32-bit atomic leaves the other 16 bits unchanged, at both ends of a tensor."""
     monkeypatch.setattr(write, "_accumulates_wide", lambda *_: False)
-    # A nan in 16 bits, whose payload an addition would change.
+    # A 16-bit nan, whose payload an addition would change.
     memory = torch.full((70,), 0x7FA5, dtype=torch.int16, device=device)
     for begin, end in ((1, 8), (2, 9), (3, 4), (5, 70)):
         x = memory.clone()[begin:end].view(dtype).zero_()
@@ -419,7 +419,7 @@ def test_16_bit_additions_leave_neighbours(device, dtype, monkeypatch):
         assert bool(whole[:begin].eq(0x7FA5).all()) and bool(whole[end:].eq(0x7FA5).all())
 
 
-def test_segments_that_begin_with_a_bool_are_atens(device):
+def test_segments_with_a_bool_as_initial_value_have_atens_result(device):
     x, offsets = torch.randn(6, device=device), torch.tensor([0, 2, 6], device=device)
     expected = torch.segment_reduce(x, "max", offsets=offsets, unsafe=True, initial=True)
     with tritonite.use_gems():
@@ -428,7 +428,7 @@ def test_segments_that_begin_with_a_bool_are_atens(device):
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("initial", [0.0, -0.0, None])
-def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(reduce, initial, device):
+def test_signs_of_zeros_in_segments_are_atens(reduce, initial, device):
     x, offsets = torch.tensor([-0.0, -0.0, 0.0, -0.0], device=device), torch.tensor([0, 0, 2, 4], device=device)
     expected = torch.segment_reduce(x, reduce, offsets=offsets, unsafe=True, initial=initial)
     with tritonite.use_gems(include="segment_reduce", faster_only=False):
@@ -442,7 +442,7 @@ def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(
 @pytest.mark.parametrize("name", ["index_fill", "index_fill_"])
 @pytest.mark.parametrize("number", [True, False], ids=["number", "tensor"])
 def test_negative_indices_to_fill_count_from_the_end(shape, name, number, device):
-    """Tensors have every number of dimensions down to none."""
+    """Tensors have 0 to 2 dimensions."""
     x, index = torch.zeros(shape, device=device), torch.tensor([-1], device=device)
     value = 2.5 if number else torch.tensor(2.5, device=device)
     expected = torch.ops.aten.index_fill(x, -1, index, value)
@@ -464,8 +464,8 @@ def test_negative_indices_to_fill_count_from_the_end(shape, name, number, device
     ],
     ids=str,
 )
-def test_sizes_of_1_order_a_result_as_in_aten(shape, strides, dim, length, device):
-    """Strides along sizes of 1 take part in ATen's choice of the layout, as views have them."""
+def test_strides_of_dimensions_of_size_1_decide_layouts_as_in_aten(shape, strides, dim, length, device):
+    """ATen's choice of a layout reads the strides of dimensions of size 1, which views set."""
     x = torch.randn(512, device=device).as_strided(shape, strides)
     for index in (torch.zeros(length, dtype=torch.int64, device=device), torch.zeros(2, 2, device=device).long().t()):
         indices = [index if d == dim else None for d in range(dim + 1)]
@@ -476,8 +476,8 @@ def test_sizes_of_1_order_a_result_as_in_aten(shape, strides, dim, length, devic
     assert _served("index.Tensor") == 2
 
 
-def test_indices_of_no_elements_are_atens(device):
-    """ATen raises for some of them, and looks at none of others."""
+def test_indices_into_no_elements_decline(device):
+    """ATen raises for some of these calls, and ignores the indices of others."""
     x, index = torch.ones(6, 4, device=device).narrow(1, 0, 0), torch.zeros(5, dtype=torch.int64, device=device)
     source, wide = torch.ones(6, 5, device=device), torch.zeros(6, 5, dtype=torch.int64, device=device)
     for host, arguments in (
@@ -500,7 +500,7 @@ def test_indices_of_no_elements_are_atens(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
-def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkeypatch, device):
+def test_unsigned_integers_at_several_indices_decline_on_gpus(dtype, monkeypatch, device):
     monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     x, places = torch.zeros(3, dtype=dtype, device=device), [torch.zeros(1, dtype=torch.int64, device=device)]
     for host, more in ((indexing.index, ()), (indexing.unsafe_index, ()), (scatter.index_put, (x[0],))):
@@ -509,7 +509,7 @@ def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkey
 
 
 @pytest.mark.declines("ATen refuses the dtypes")
-def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
+def test_dtypes_that_aten_does_not_implement_raise_its_error(device):
     index, wide = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, 2, device=device)
     calls = [
         lambda dtype=dtype: torch.index_select(wide[0].to(dtype), 0, index) for dtype in (torch.uint16, torch.uint64)
@@ -534,8 +534,8 @@ def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
 @pytest.mark.declines("ATen refuses the dtypes on CPUs")
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, torch.complex32], ids=str)
 @pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
-def test_dtypes_of_images_are_atens(name, dtype, device):
-    """ATen accepts these dtypes on GPUs alone."""
+def test_dtypes_of_pixel_shuffle_are_atens(name, dtype, device):
+    """ATen accepts these dtypes on GPUs only."""
     x = torch.zeros(1, 4, 2, 2, device=device).to(dtype)
     function = getattr(torch.ops.aten, name)
     with tritonite.use_gems(include=name, faster_only=False):
@@ -548,8 +548,8 @@ def test_dtypes_of_images_are_atens(name, dtype, device):
 
 @pytest.mark.declines("ATen returns a view on GPUs")
 @pytest.mark.parametrize("groups", [1, 3])
-def test_a_shuffle_that_moves_nothing_is_what_aten_makes_of_it(groups, device):
-    """A view on GPUs, and a copy on a CPU."""
+def test_channel_shuffle_without_effect_aliases_as_aten(groups, device):
+    """ATen returns a view on GPUs, and a copy on a CPU."""
     x = torch.randn(2, 3, 1, 5, device=device)
     expected = torch.channel_shuffle(x, groups)
     with tritonite.use_gems(include="channel_shuffle", faster_only=False):
@@ -558,8 +558,8 @@ def test_a_shuffle_that_moves_nothing_is_what_aten_makes_of_it(groups, device):
     assert (actual.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())
 
 
-def test_rows_with_gaps_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
-    """ATen's kernel for GPUs reads wrong elements of rows with gaps; a contiguous copy has none."""
+def test_embedding_renorm_of_strided_rows_on_gpus(monkeypatch, device):
+    """ATen's kernel for GPUs reads wrong elements of strided rows. A contiguous copy is scaled."""
     weight, indices = torch.randn(13, 40, device=device)[::2, 1::2], torch.tensor([1, 3, 1], device=device)
     expected = torch.embedding_renorm_(weight.contiguous(), indices, 1.5, 2.0)
     monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
@@ -576,7 +576,7 @@ def test_rows_with_gaps_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
         ops["embedding_renorm"](weight.t().contiguous().t(), indices, 1.5, 2.0)
 
 
-def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):
+def test_clamp_with_one_nan_bound_declines_on_gpus(monkeypatch, device):
     monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
     x = torch.ones((), dtype=torch.bfloat16, device=device)
     for bounds in ((float("nan"), None), (None, float("nan"))):

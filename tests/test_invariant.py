@@ -23,9 +23,9 @@ from tritonite.runtime import contract
 from tritonite.testing.verify import check_overload
 
 PRODUCT = sys.modules["tritonite.engine.gemm.product"]
-# Few, because the interpreter takes milliseconds for a block; how blocks are chosen is asked for every number.
+# Few rows, because the interpreter takes milliseconds for a block. The choice of blocks is tested for every number.
 ROWS = 20
-# For operators without tiles of 16 rows or more, as products have.
+# Rows for operators other than products, which have no tiles of 16 rows or more.
 FEWER = ROWS if FULL else 6
 EVERY = (*range(1, 70), *(2**i + more for i in range(7, 13) for more in (-1, 0, 1)))
 if not FULL:
@@ -98,23 +98,23 @@ ROW_BY_ROW = {
 def test_rows_do_not_depend_on_other_rows(name, device, small_blocks, invariant):
     function = {**OVER_ROWS, **ROW_BY_ROW}[name]
     for length, dtype in ((70, torch.float16), (300, torch.float32)):
-        # Contiguous rows, and columns, a single one of which is contiguous.
+        # Contiguous rows, and columns. A single column is contiguous.
         x = torch.randn(FEWER, length, device=device).to(dtype)
-        upright = torch.randn(length, FEWER, device=device).to(dtype)
+        column_major = torch.randn(length, FEWER, device=device).to(dtype)
         check(lambda x: function(x, -1), x)
         if FULL or length == 70:
-            check(lambda x: function(x, -1), upright.t())
+            check(lambda x: function(x, -1), column_major.t())
         if FULL or length == 300:
-            check(lambda x: function(x, 0), upright, kept=1, result=1 if name in ROW_BY_ROW else 0)
+            check(lambda x: function(x, 0), column_major, kept=1, result=1 if name in ROW_BY_ROW else 0)
     if name in ("sum", "var_mean"):
         check(lambda x: function(x, (1, 2)), torch.randn(FEWER, 3, 50, device=device))
 
 
 def test_a_row_is_the_same_in_any_layout(device, small_blocks, invariant):
     x = torch.randn(3 if FULL else 2, 301, device=device)
-    upright = x.t().contiguous().t()
+    column_major = x.t().contiguous().t()
     for function in (*OVER_ROWS.values(), *ROW_BY_ROW.values()):
-        for one, other in zip(bits(function(x, 1)), bits(function(upright, 1)), strict=True):
+        for one, other in zip(bits(function(x, 1)), bits(function(column_major, 1)), strict=True):
             assert torch.equal(one, other)
 
 
@@ -144,7 +144,7 @@ def test_norms_do_not_depend_on_other_rows(device, small_blocks, invariant):
         return function(grad, x, (n,), mean, rstd, weight, bias, wanted)[0]
 
     check(gradient, grad, x, mean, rstd)
-    # Images, where a row is a group.
+    # Images, in which a row is a group.
     check(lambda x: torch.native_group_norm(x, None, None, len(x), 4, n // 4, 2, 1e-5)[0], x.view(-1, 4, n // 4))
 
 
@@ -251,8 +251,8 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
     [(torch.bfloat16, 2056), (torch.float16, 2056), (torch.float32, 2056), (torch.float16, 120)],
     ids=str,
 )
-def test_sums_have_the_same_bits_by_all_tiles_alike(dtype, K):
-    """For sums of numbers of very different sizes, in every kind of kernel that a table has tiles for."""
+def test_sums_have_the_same_bits_in_all_tiles(dtype, K):
+    """Numbers of very different sizes are added up by every kind of kernel in the tables."""
     device = torch.device("cuda", torch.cuda.current_device())
     assert select.has_invariant_tiles(dtype, device)
     M, N = 100, 264

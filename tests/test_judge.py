@@ -20,7 +20,7 @@ def test_what_is_within_the_resolution_passes():
     assert "1 of 2 elements differ, the first at [1]" in judged([1.0, 1 + 1e-5], [1.0, 1.0], [1.0, 1.0]).failure
 
 
-def test_what_is_to_be_conjugated_when_it_is_read_is_compared():
+def test_conjugated_views_are_compared():
     x = torch.tensor([1 + 2j])
     assert judge(x.conj(), torch.tensor([1 - 2j])).failure is None
     assert judge(x, x.conj()).failure is not None
@@ -28,7 +28,7 @@ def test_what_is_to_be_conjugated_when_it_is_read_is_compared():
 
 @pytest.mark.parametrize("magnitude", [1.0, 1.9, 0.6, 3.9])
 def test_atens_error_excuses_elements_of_its_magnitude(magnitude):
-    """A power of two and the next two, as errors may be of what an element was rounded from."""
+    """Elements of the same power of two as ATen's inexact element, and of the next two, are excused."""
     aten, exact = [1.01, magnitude], [1.0, magnitude]
     assert judged([1.0, magnitude * 1.015], aten, exact).failure is None
     assert judged([1.0, magnitude * 1.025], aten, exact).failure is not None
@@ -44,8 +44,8 @@ def test_atens_error_excuses_the_same_element_whatever_its_magnitude():
 
 
 @pytest.mark.parametrize("aten", [1e-3, float("inf"), float("nan")])
-def test_what_is_wrong_at_0_excuses_nothing(aten):
-    """The exponent of 0 is that of 1, and what is not finite has none."""
+def test_errors_at_0_excuse_nothing(aten):
+    """The exponent of 0 is that of 1, and infinities and nan have none."""
     assert judged([0.0, 1.015], [aten, 1.0], [0.0, 1.0]).failure is not None
 
 
@@ -64,7 +64,7 @@ def test_a_zero_has_atens_sign_where_it_is_compared():
     assert judged([0.0], [-0.0], [-0.0], zero_sign=False).failure is None
 
 
-def test_what_is_not_finite_is_atens():
+def test_infinities_and_nan_are_atens():
     inf, nan = float("inf"), float("nan")
     assert judged([inf, nan], [inf, nan], [inf, nan]).failure is None
     assert judged([1.0], [nan], [nan]).failure is not None
@@ -86,7 +86,7 @@ def test_an_operators_results_are_compared_by_their_values():
     assert comparable(None, [result])[0].extent == "values"
 
 
-def test_random_numbers_and_memory_that_aten_leaves_are_not_compared_by_values():
+def test_random_numbers_and_unwritten_memory_are_not_compared_by_value():
     results = [torch.zeros(2, dtype=torch.int64)] * 4
     assert {each.extent for each in comparable("bernoulli", results)} == {"layout"}
     extents = [each.extent for each in comparable("_scaled_dot_product_efficient_attention", results)]
@@ -112,7 +112,7 @@ def drawn(count=200, seed=1):
 
 
 def towards_zero(x, dtype):
-    """Truncated, where rounding takes a number away from 0."""
+    """Return values truncated to the dtype, where rounding takes a number away from 0."""
     near = x.to(dtype)
     return torch.where(near.double().abs() > x.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
 
@@ -124,8 +124,8 @@ def downwards(x, dtype):
 
 @SIXTEEN_BITS
 @pytest.mark.parametrize("wrong", [towards_zero, downwards])
-def test_results_that_are_not_rounded_to_nearest_are_seen(dtype, wrong):
-    """Each element is within the resolution; all of them together are not."""
+def test_truncated_results_fail(dtype, wrong):
+    """Each element is within the resolution, but errors of all elements have one sign."""
     exact = drawn()
     ours, aten = wrong(exact, dtype), exact.to(dtype)
     assert judge(ours, aten, exact).failure.startswith("rounded")
@@ -138,7 +138,7 @@ def test_a_bias_of_atens_own_is_excused(dtype):
     exact = drawn()
     ours = towards_zero(exact, dtype)
     assert judge(ours, ours.clone(), exact).failure is None
-    # One in the other direction is not.
+    # A bias in the other direction is not excused.
     away = torch.where(ours == exact.to(dtype), torch.nextafter(ours, ours * 2), exact.to(dtype))
     assert judge(ours, away, exact, terms=1e8).failure.startswith("rounded")
 
@@ -153,8 +153,8 @@ def test_errors_of_both_signs_are_no_bias(dtype):
 
 
 @SIXTEEN_BITS
-def test_few_values_that_are_repeated_are_no_bias(dtype):
-    """Errors of results of coarse inputs are no independent draws."""
+def test_repeated_values_are_no_bias(dtype):
+    """Errors of results of coarse inputs are not independent."""
     exact = drawn(4).repeat(100)
     assert judge(towards_zero(exact, dtype), exact.to(dtype), exact).failure is None
 
@@ -165,7 +165,7 @@ def test_subnormal_results_have_no_bias(dtype):
     assert judge(towards_zero(exact, dtype), exact.to(dtype), exact).failure is None
 
 
-def test_float32_has_its_tolerance():
-    """Formulas are computed in it, and not rounded to it from more."""
+def test_float32_has_a_tolerance():
+    """Formulas are computed in float32, and not rounded to it from a wider dtype."""
     exact = drawn()
     assert judge(towards_zero(exact, torch.float32), exact.float(), exact).failure is None

@@ -18,7 +18,7 @@ MEAN, SUM, NONE = 1, 2, 0
 
 
 def same(name, *args, **kwargs):
-    """Run our overload itself, which raises where it declines, and compare it with ATen's."""
+    """Call our overload directly, so that a decline raises, and compare the results with ATen's."""
     packet, _, overload = name.partition(".")
     function = getattr(getattr(aten, packet), overload or "default")
     actual = tritonite.overloads()[name](*args, **kwargs)
@@ -28,7 +28,7 @@ def same(name, *args, **kwargs):
     except RuntimeError:
         reference = expected
     parts = (actual, expected, reference) if isinstance(actual, tuple) else ((actual,), (expected,), (reference,))
-    # On a GPU the total weight that ATen gives without a reduction is what its memory held.
+    # On a GPU, ATen leaves the total weight unwritten if there is no reduction.
     undefined = name == "nll_loss2d_forward" and args[3] == NONE and tritonite.device == "cuda"
     for ours, theirs, exact in list(zip(*parts, strict=True))[: 1 if undefined else None]:
         assert_close(ours, theirs, exact)
@@ -55,20 +55,20 @@ def test_losses_of_several_blocks(reduction, tiny_blocks):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cross_entropy_keeps_its_digits_next_to_certainty(dtype):
-    """Probabilities are near 0, 1/2 or 1, where one of the logarithms is small, or subnormal."""
+def test_binary_cross_entropy_near_0_and_1(dtype):
+    """Probabilities are near 0, 1/2 or 1, where one of the logarithms is small or subnormal."""
     ends = torch.cat([torch.tensor([0.0, -0.0, 1.0, 0.5, 1e-45, 3e-42, 1e-38]), 2.0 ** -torch.arange(1.0, 127.0, 0.37)])
     sides = [ends, 1 - ends, 0.5 - ends.clamp(max=0.5), 0.5 + ends.clamp(max=0.5), torch.linspace(0, 1, 1999)]
     x = torch.cat(sides).to(tritonite.device, dtype).clamp(0, 1)
     for target in (0.0, -0.0, 0.3, 1.0):
         same("binary_cross_entropy", x, torch.full_like(x, target), None, NONE)
-    # Alone, so that no other hides its error.
+    # Each probability alone, so that no other hides its error.
     for small in (x[x > 0.99], 1 - x[x > 0.99]):
         same("binary_cross_entropy", small, small.round(), None, SUM)
 
 
-def test_equal_terms_of_logits_leave_nothing():
-    """A weight of 0 for positive targets makes both terms the same product, whose roundoff is no loss."""
+def test_equal_terms_of_binary_cross_entropy_cancel():
+    """A weight of 0 for positive targets makes both terms the same product. Their difference must have no roundoff."""
     x = torch.full((7,), -66.25825925885117, dtype=torch.float64, device=tritonite.device)
     target, nothing = torch.full_like(x, 2.5), torch.zeros_like(x)
     assert not same("binary_cross_entropy_with_logits", x, target, -7 * torch.ones_like(x), nothing, NONE).any()
@@ -147,8 +147,8 @@ def test_nll_loss_of_rows(reduction, weighted, tiny_blocks):
 
 @pytest.mark.parametrize("classes", [5, 33, 301])
 @pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
-def test_nll_loss_of_rows_that_begin_anywhere(reduction, classes, tiny_blocks):
-    """The gradient is written in memory order; a program's block may hold parts of rows."""
+def test_nll_loss_of_misaligned_rows(reduction, classes, tiny_blocks):
+    """The gradient is written in memory order. A program's block may hold several rows, or parts of rows."""
     x, target = normal(7, classes), targets(7, classes=classes)
     target[0], target[-1] = 0, classes - 1
     _, total = same("nll_loss_forward", x, target, None, reduction, -100)
@@ -230,7 +230,7 @@ _BAD_DATA = {
 
 @pytest.mark.parametrize("case", _BAD_DATA)
 def test_bad_data_stops_the_program_as_atens_kernels_do(case, device):
-    text, error, words = _BAD_DATA[case]
+    text, error, message = _BAD_DATA[case]
     if device == "cpu":
         run = eval(f"lambda: functional.{text}", {"functional": functional, "torch": torch})
         with tritonite.use_gems():
@@ -243,7 +243,7 @@ def test_bad_data_stops_the_program_as_atens_kernels_do(case, device):
         f"F.{text}\ntorch.cuda.synchronize()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode and "device-side assert" in done.stderr and words in done.stderr
+    assert done.returncode and "device-side assert" in done.stderr and message in done.stderr
 
 
 @pytest.mark.parametrize("divide", ["//", "%", "fmod", "trunc"])
@@ -266,7 +266,7 @@ def test_integers_are_divided_by_zero_as_aten_does_on_a_cpu(divide, device):
                     functions[divide](x, divisor)
 
 
-def test_cross_entropy_runs_through_both_ways():
+def test_cross_entropy_forward_and_backward():
     x = normal(6, 10).requires_grad_()
     target = targets(6, classes=10)
     (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(x, target), x)
@@ -279,7 +279,7 @@ def test_cross_entropy_runs_through_both_ways():
         assert counts[name].launched + counts[name].replayed == 2 and not counts[name].declined
 
 
-def test_a_gradient_into_its_own_weight_is_atens(device):
+def test_a_gradient_written_over_the_weight_is_atens(device):
     x, target, weight = (torch.rand(6, device=device) for _ in range(3))
     backward = torch.ops.aten.binary_cross_entropy_backward.grad_input
     expected, actual = weight.clone(), weight.clone()
@@ -289,7 +289,7 @@ def test_a_gradient_into_its_own_weight_is_atens(device):
     assert torch.equal(actual, expected)
 
 
-def test_a_gradient_into_the_gradient_it_is_made_of_is_atens(device):
+def test_a_gradient_written_over_the_incoming_gradient_is_atens(device):
     x, target, grad = (torch.rand(6, device=device) for _ in range(3))
     backward = torch.ops.aten.soft_margin_loss_backward.grad_input
     expected, actual = grad.clone(), grad.clone()

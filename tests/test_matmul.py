@@ -83,7 +83,7 @@ def laid_out(rows, columns, layout, dtype, batches=()):
 
 @pytest.fixture
 def use(monkeypatch):
-    """Makes every product use a config, and tells which could have had tensor descriptors."""
+    """Return a function that makes every product use a config, and the list of whether each could use descriptors."""
     descriptors = []
 
     def prepare(config):
@@ -109,7 +109,7 @@ def check(actual, function, *operands, **keywords):
 )
 def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     config = CONFIGS[name]
-    # Nothing is copied, so that the kernel reads strided elements itself.
+    # No operand is copied, so that the kernel reads strided elements itself.
     monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: math.inf if sizes else 0.0)
     descriptors = use(config)
     # A group of tiles and a partial one of tiles with four rows.
@@ -134,7 +134,7 @@ def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     ),
 )
 def test_sizes_that_divide_nothing(name, dtype, layouts, use):
-    """K has one block or several. Operands in 16 bits are loaded element by element."""
+    """K has one block or several. 16-bit operands are loaded element by element."""
     config = CONFIGS[name]
     use(config)
     for rows, inner, columns in (
@@ -170,7 +170,7 @@ def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeyp
 
 
 @pytest.mark.parametrize("name", ["split", "four rows, split"])
-def test_columns_that_begin_alike_share_tiles_in_every_slice_or_in_none(name, use, monkeypatch):
+def test_columns_of_equal_alignment_have_equal_tiles_in_all_slices(name, use, monkeypatch):
     """The product fits in the cache, and its partial products do not."""
     a, b = normal(5, 66, dtype=torch.float16), normal(299, 66, dtype=torch.float16).mT
     bytes_of_all = Problem.of(a[None], b[None], a.new_empty(1, 5, 299)).bytes
@@ -183,7 +183,7 @@ def test_columns_that_begin_alike_share_tiles_in_every_slice_or_in_none(name, us
 @pytest.mark.parametrize(
     ("K", "dtype", "layouts"), some([1, 3, 8], FLOATS, list(zip(LAYOUTS, LAYOUTS, strict=True)), turns=3), ids=str
 )
-def test_short_sums_are_of_outer_products(K, dtype, layouts):
+def test_short_inner_dimensions(K, dtype, layouts):
     """Products have one row or several tiles, batches, and addends."""
     for M, N, batches in ((1, 64, (5,)), (7, 130, (3,)), (70, 40, ()), (40, 1, (2,))):
         a, b = (laid_out(*size, layout, dtype, batches) for size, layout in zip(((M, K), (K, N)), layouts, strict=True))
@@ -220,10 +220,10 @@ def test_slices_of_rows_that_are_no_multiple_of_16_bytes(
 
 
 def _laid_anyhow(draw, batches, rows, columns, dtype):
-    """Matrices in rows or columns, with or without gaps between those and between matrices, that begin anywhere."""
+    """Return matrices in rows or columns, with or without gaps within and between them, at any address."""
     if draw.random() < 0.4:
         return _laid_anyhow(draw, batches, columns, rows, dtype).mT
-    # Mostly none, or one of 16 bytes.
+    # Mostly no gap, or a gap of 16 bytes.
     gaps = [0] * 6 + [1, 16 // dtype.itemsize]
     row = columns + draw.choice(gaps)
     matrix, first = rows * row + draw.choice(gaps), draw.choice(gaps)
@@ -237,7 +237,7 @@ def _laid_anyhow(draw, batches, rows, columns, dtype):
     # Warp-specialised tiles are for 16-bit operands.
     + [(config, torch.bfloat16) for config in SPECIALIZED.values()],
 )
-def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
+def test_descriptors_address_aligned_memory_only(config, dtype, monkeypatch):
     """No size, layout or epilogue makes a TMA descriptor of misaligned memory."""
     launched = []
 
@@ -278,8 +278,8 @@ def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [64, 72])
-def test_few_columns_of_what_lies_in_columns(rows, use):
-    """Gradients by weights of few inputs are so. Warp-specialised kernels have no layout for narrow subtiles."""
+def test_few_columns_of_column_major_operands(rows, use):
+    """Weight gradients of layers with few inputs. Warp-specialised kernels have no layout for narrow subtiles."""
     use(SPECIALIZED["transposed"])
     a, b = normal(80, rows, dtype=torch.bfloat16).mT, normal(80, 8, dtype=torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -319,7 +319,7 @@ def test_warp_specialised_products(name, dtype, layouts, use):
 
 @pytest.mark.parametrize("result", [torch.float16, torch.float32])
 def test_warp_specialised_products_have_two_stages(result, use, monkeypatch):
-    """A block is done with when the next is being multiplied: with one stage a product would never end."""
+    """A block is released when the next one is being multiplied. With one stage a product would never end."""
     stages = []
 
     class Launched:
@@ -347,7 +347,7 @@ def test_warp_specialised_products_have_two_stages(result, use, monkeypatch):
         turns=2,
     ),
 )
-def test_what_is_added(name, kind, use):
+def test_addends(name, kind, use):
     use(CONFIGS[name])
     a, b = normal(3, 72, 48, dtype=torch.float16), normal(3, 48, 104, dtype=torch.float16)
     shape = {"row": (104,), "column": (72, 1), "full": (3, 72, 104), "number": (), "batch": (3, 1, 1)}[kind]
@@ -360,7 +360,7 @@ def test_what_is_added(name, kind, use):
     [CONFIGS[name] for name in ("descriptors", "transposed", "descriptors, split")]
     + [pytest.param(config, marks=on_sm_90) for config in SPECIALIZED.values()],
 )
-def test_what_is_added_may_be_what_is_written(config, use):
+def test_addends_may_be_the_output(config, use):
     """Programs whose tiles share rows or columns must not read what another program has stored."""
     use(config)
     a, b = normal(3, 200, 48, dtype=torch.float16), normal(3, 48, 360, dtype=torch.float16)
@@ -422,16 +422,16 @@ def test_factors_of_zero():
     assert not matmul.mm(a[:0], b)[0].numel()
 
 
-# Sizes of a product, and factors: with none, one row, one column, and what no tile divides.
+# Sizes of a product, and factors. Sizes are 0, 1, or no multiple of a tile.
 SIZES, FACTORS = (0, 1, 15, 63, 64), (0, 1, 0.5)
 SIZED = [op for op in registry.overloads().values() if op.family == "matmul" and shapes_of(op.packet, 1, 1, 1, 1)]
 
 
 def _sized_calls(op, dtype, count):
-    """Calls of an overload by drawn sizes and factors; what a factor of 0 takes out of the result is nan."""
+    """Yield calls of an overload by drawn sizes and factors. Operands with a factor of 0 are nan."""
     draw = random.Random(f"{op.overload} {dtype}")
     for number in range(count):
-        # An inner dimension of 0 or a factor of 0 in half of the calls; before an activation such a dimension declines.
+        # Half of the calls have an inner dimension or a factor of 0. Before an activation, such a dimension declines.
         inner = SIZES[1:] if op.packet == "_addmm_activation" else (0, *SIZES)
         batches, M, N, K = (draw.choice(each) for each in ((0, 1, 2), SIZES, SIZES, inner))
         alpha, beta = draw.choice((0, *FACTORS)), draw.choice(FACTORS)
@@ -498,7 +498,7 @@ WITHOUT_TERMS = {
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("invariant", [False, True])
 def test_products_without_terms_need_no_tiles(name, dtype, invariant, monkeypatch):
-    """Kernels that multiply tiles have terms: what has none is decided before tiles are chosen."""
+    """Kernels with tiles need K above 0. Products with K of 0 are computed before tiles are chosen."""
 
     def no_tiles(problem, *_):
         raise AssertionError(f"tiles for {problem}")
@@ -510,7 +510,7 @@ def test_products_without_terms_need_no_tiles(name, dtype, invariant, monkeypatc
         assert WITHOUT_TERMS[name](x)[0].isfinite().all()
 
 
-def test_what_follows_an_inner_dimension_of_0_is_left_to_aten():
+def test_activations_after_an_inner_dimension_of_0_decline():
     x = normal(32, 32)
     half, byte, one = x.half(), x.to(torch.float8_e4m3fn), torch.ones((), device=x.device)
     ends = torch.tensor([16, 32], dtype=torch.int32, device=x.device)
@@ -554,12 +554,12 @@ def test_destinations():
         (torch.ones(3, 4, dtype=torch.complex64), torch.ones(4, 5, dtype=torch.complex64)),
     ],
 )
-def test_what_aten_refuses_or_serves(a, b):
+def test_invalid_operands_decline(a, b):
     with pytest.raises(Decline):
         matmul.mm(a.to(tritonite.device), b.to(tritonite.device))
 
 
-def test_wide_results_of_half_types():
+def test_float32_results_of_16_bit_products():
     a, b = normal(40, 64, dtype=torch.bfloat16), normal(64, 48, dtype=torch.bfloat16)
     (wide,) = matmul.mm(a, b, out_dtype=torch.float32)
     assert_close(wide, a.float() @ b.float(), a.double() @ b.double(), terms=64 * 9)
@@ -599,7 +599,7 @@ def test_sums_are_the_same_every_time(use):
     ("rows", "inner", "config"), [(1, 1, Config(1, 128, 1)), (1, 2, Config(1, 64, 2)), (3, 3, Config(4, 64, 4))]
 )
 def test_blocks_as_long_as_a_short_inner_dimension(rows, inner, config, use):
-    """One of a single term has nothing to add up."""
+    """A single term needs no sum."""
     use(config)
     a, b = normal(5, rows, inner), normal(5, inner, 100)
     check(matmul.bmm(a, b)[0], torch.bmm, a, b)
@@ -615,7 +615,7 @@ def test_offsets_beyond_32_bits():
 
 @pytest.mark.parametrize("ends", [(5, 8, 32), (0, 40, 50), (20, 20, 20)])
 def test_groups_end_within_their_rows(ends):
-    """Wherever offsets say that they end, nothing beyond the rows is read or written."""
+    """Whatever the offsets, nothing beyond the rows is read or written."""
     a = normal(24, 48, dtype=torch.float16)
     offs = torch.tensor(ends, dtype=torch.int32, device=tritonite.device)
     matrices, rows = normal(3, 16, 16, dtype=torch.float16), torch.full((24, 16), 7.0, dtype=torch.float16)
@@ -650,7 +650,7 @@ def test_groups(dtype, ends, use):
             check(own.contiguous(), torch.mm, first[:, begin:end], rows[begin:end])
 
 
-def test_groups_lie_as_atens():
+def test_layouts_of_groups_are_atens():
     a, b = normal(24, 16, dtype=torch.bfloat16), normal(3, 20, 16, dtype=torch.bfloat16).mT
     # On a GPU groups of columns end at multiples of 16 bytes.
     offs = torch.tensor([8, 8, 24], dtype=torch.int32, device=tritonite.device)
@@ -698,7 +698,7 @@ def test_scaled(rows, dtype, use_fast_accum):
             # Hopper's tensor cores add these products in 14 bits (DeepSeek-V3's report, 3.3.2), not in 24.
             assert_close(actual, aten, exact, terms=256 * 100 * (2**20 if on_gpu else 1))
             error, aten_error = (actual.double() - exact).abs().max(), (aten.double() - exact).abs().max()
-            # ATen's is a rounding at least.
+            # ATen's error is one rounding at least.
             assert error <= 2 * torch.maximum(aten_error, exact.abs().max() / 2**9)
     with pytest.raises(Decline):
         matmul._scaled_mm(a, b, one, two, None, None, dtype, False)
@@ -757,7 +757,7 @@ def test_the_rule_divides_work_where_it_can_be(case, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["pointers", "three parts", "four rows"])
-def test_values_that_are_not_numbers(name, use):
+def test_infinities_nan_and_extreme_values(name, use):
     use(CONFIGS[name])
     a, b = normal(64, 32), normal(32, 64)
     a[0, 0], a[1, 1], a[2, 2], a[3, 3], b[4, 4] = math.inf, math.nan, 3e38, 1e-40, -math.inf
@@ -768,7 +768,7 @@ def test_values_that_are_not_numbers(name, use):
 
 @pytest.mark.skipif(tritonite.device == "cuda", reason="there ATen has them, and the samples are theirs")
 @pytest.mark.parametrize("packet", ["mm", "bmm", "addmm", "baddbmm"])
-def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
+def test_float32_results_that_aten_has_on_cuda_only(packet):
     rank = 3 if "b" in packet.removeprefix("add") else 2
     a, b, added = (torch.randn(*(2, 5, 5)[3 - rank :], generator=torch.manual_seed(i)).half() for i in range(3))
     exact, given = a.double() @ b.double(), (a, b)
@@ -798,7 +798,7 @@ def test_long_16_bit_operands_of_odd_sizes_are_copied_for_descriptors(layouts, u
 
 @pytest.mark.parametrize(("rows", "by_rows"), [(9, True), (70, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_copy_of_few_rows_lies_along_them(rows, by_rows, dtype, monkeypatch):
+def test_copies_of_few_rows_are_row_major(rows, by_rows, dtype, monkeypatch):
     copies, copy = [], gemm_operands.padded_copy
     monkeypatch.setattr(gemm_operands, "padded_copy", lambda *given: copies.append(copy(*given)) or copies[-1])
     monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
@@ -810,7 +810,7 @@ def test_a_copy_of_few_rows_lies_along_them(rows, by_rows, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
+def test_products_without_terms_copy_nothing(dtype, monkeypatch):
     monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
     monkeypatch.setattr(gemm_operands, "padded_copy", lambda *_: pytest.fail("a copy"))
     a, b, added = normal(33, 77, dtype=dtype), normal(77, 37, dtype=dtype), normal(37, dtype=dtype)
@@ -820,7 +820,7 @@ def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "first", "second"), some(["three parts", "transposed, split", "four rows"], LAYOUTS, LAYOUTS, turns=3)
 )
-def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, second, use, monkeypatch):
+def test_long_float32_operands_of_odd_sizes_are_copied_with_zero_padding(name, first, second, use, monkeypatch):
     copied, copy = [], gemm_operands.padded_copy
     monkeypatch.setattr(
         gemm_operands, "padded_copy", lambda x, *by_rows: copied.append(x.data_ptr()) or copy(x, *by_rows)
@@ -833,7 +833,7 @@ def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, s
     check(matmul.mm(a, b)[0], torch.mm, a, b)
     assert set(copied) == {a.data_ptr(), b.data_ptr()}
     copied.clear()
-    # One operand alone: what lies behind the other, a part of something wider, takes no part.
+    # Only one operand is padded. Elements behind the other one, a slice, must not contribute.
     whole = torch.full((3, 96, 64), math.nan, device=tritonite.device)
     b = whole[:, :77, :52]
     b.copy_(normal(3, 77, 52))
@@ -869,7 +869,7 @@ def test_a_product_without_rows_has_its_addends_shape_in_aten(shape):
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_what_a_compiler_wants_besides_costs_stages(stages, device, monkeypatch):
+def test_a_compiler_that_needs_more_shared_memory_gets_fewer_stages(stages, device, monkeypatch):
     run, tried = gemm_launch.run, []
 
     def refusing(work, config):
@@ -879,7 +879,7 @@ def test_what_a_compiler_wants_besides_costs_stages(stages, device, monkeypatch)
         run(work, config)
 
     monkeypatch.setattr(gemm_launch, "run", refusing)
-    # Sizes differ each time: plans outlive a scope, and a replayed plan tries nothing.
+    # Sizes differ each time, because plans outlive a scope and a replayed plan tries no tiles.
     a, b = torch.randn(70 + stages, 40, device=device), torch.randn(40, 90, device=device)
     with tritonite.use_gems():
         found = a @ b

@@ -21,7 +21,7 @@ _TILES = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if t
 
 
 def cut(x, _):
-    """Split into three terms of 8 bits each, by truncation. Only the first term of infinity is not 0."""
+    """Split a tensor into three terms of 8 bits each, by truncation. Only the first term of infinity is not 0."""
     found = []
     for _part in range(3):
         first = (x.contiguous().view(torch.int32) & -65536).view(torch.float32)
@@ -45,7 +45,7 @@ def not_finite(a, b):
 
 @pytest.fixture(params=[False, True], ids=["late", "at once"])
 def in_python(request, monkeypatch):
-    """The host function launches what the kernel's source does as plain Python."""
+    """Let the host function run the kernel's source as plain Python."""
 
     def write(total, out, strides, tile):
         batch, rows, columns, row_mask, column_mask = tile
@@ -91,7 +91,7 @@ def test_products_follow_each_other(in_python, columns, K, splits):
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-def test_sums_that_are_not_finite_are_computed_again(in_python):
+def test_infinite_sums_are_computed_again(in_python):
     a, b = not_finite(*operands(1, 30, 20, 70))
     out = torch.full((1, 30, 20), math.nan)
     product(a, b, out, config=Config(64, 32, 32, 4, bf16x6=True, hopper_fp32=True))
@@ -99,8 +99,8 @@ def test_sums_that_are_not_finite_are_computed_again(in_python):
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_an_activation_is_the_other_kernels(monkeypatch, splits):
-    """An activation is a Triton function, whose blocks have no layout in Gluon. With split K it follows the sum."""
+def test_products_with_activations_use_the_portable_kernel(monkeypatch, splits):
+    """An activation is a Triton function, whose blocks have no layout in Gluon. With split-K it follows the sum."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, interpreted=False))
     tile, launched = _TILES[0]._replace(splits=splits), []
     for kernel in (gemm_launch.multiply, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):

@@ -1,4 +1,4 @@
-"""Products by Hopper's specialised warps: what the kernel's source does, as plain Python."""
+"""Products by Hopper's warp-specialised kernel: its source as plain Python."""
 
 import math
 import types
@@ -31,7 +31,7 @@ def of_known_width(allocate):
 
 @pytest.fixture(params=[False, True], ids=["late", "at once"])
 def launched(request, monkeypatch):
-    """The host function launches what the kernel's source does; (how many programs, whether an addend was copied)."""
+    """Let the host function run the kernel's source; return (programs, whether the addend was copied by TMA)."""
     found, source = [], hopper.multiply_warp_specialized.jit.fn
 
     class Launcher:
@@ -82,7 +82,7 @@ TILES = {
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("addend", ["none", "bias", "one", "own"])
 def test_products_follow_each_other(name, addend, launched):
-    """Nothing is read before it has come, or written over before it has left, by one program after many tiles."""
+    """A program takes many tiles. Nothing is read before it has arrived, or overwritten before it was stored."""
     config, (batches, M, N, K) = TILES[name], (2, 200, 120, 72)
     a, b = drawn(batches, M, K, dtype=torch.float16), drawn(batches, N, K, dtype=torch.float16).mT
     shape = {"none": None, "bias": (N,), "one": (M, N), "own": (batches, M, N)}[addend]
@@ -97,8 +97,8 @@ def test_products_follow_each_other(name, addend, launched):
 
 
 @pytest.mark.parametrize("columns", [(True, False), (False, True), (True, True)])
-def test_an_addend_in_place_and_in_any_order(columns, launched):
-    """An addend in the result's layout is copied by TMA, and one in another layout is loaded."""
+def test_addends_in_the_results_layout_and_in_another(columns, launched):
+    """An addend in the result's layout is copied by TMA. One in another layout is loaded."""
     (M, N, K), (out_columns, added_columns) = (200, 120, 72), columns
     a, b = drawn(1, M, K, dtype=torch.float16), drawn(1, K, N, dtype=torch.float16)
     added = drawn(1, N, M, dtype=torch.float16).mT if added_columns else drawn(1, M, N, dtype=torch.float16)

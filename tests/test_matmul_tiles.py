@@ -1,4 +1,4 @@
-"""Random products by any of the tiles that Hopper's tables have for them, not only by those that are the fastest."""
+"""Random products by any tile in Hopper's tables, not only by the tile that would be chosen."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from tritonite.engine.gemm import product as products
 
 TABLES = gemm_cost.load(gemm_cost.FOLDER / "sm_90.json")
 DTYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-4}
-# Seed 282 has a tile of strided columns with split K, whose partial products have another stride.
+# Seed 282 has a tile of strided columns with split-K, whose partial products have another stride.
 SEEDS, CASES = (*range(50 if FULL else 2), 282), 40
 
 
@@ -79,7 +79,7 @@ def drawn(request, monkeypatch):
 
 @pytest.mark.skipif(not devices.current.interpreted, reason="draws tiles that a GPU would have to compile each time")
 @pytest.mark.parametrize("drawn", SEEDS, indirect=True)
-def test_any_tiles_of_a_table_are_right(drawn):
+def test_any_tile_of_a_table(drawn):
     draw, thresholds = drawn
     for _ in range(CASES):
         dtype = draw.choice(list(DTYPES))

@@ -20,7 +20,7 @@ from tritonite.registry import scalar_kernel
 
 
 def serves(overload, run, *, declined=False):
-    """Return a call's result; assert that a kernel of `overload` ran or, if it is `declined`, that none did."""
+    """Return a call's result. Assert that a kernel of `overload` ran or, if `declined`, that none did."""
     tritonite.reset_stats()
     with tritonite.use_gems(include=[overload]):
         result = run()
@@ -35,7 +35,7 @@ def identical(a, b):
 
 
 @pytest.mark.parametrize("dtype", dtypes.MOVED, ids=str)
-def test_every_dtype_is_moved_as_bits(dtype, device):
+def test_every_dtype_is_copied_bit_by_bit(dtype, device):
     bits = torch.randint(0, 256, (6, 4 * dtype.itemsize), dtype=torch.uint8, device=device)
     x = (bits & 1 if dtype is torch.bool else bits).view(dtype)
     assert identical(serves("clone.default", lambda: x.t().clone()), x.t().clone())
@@ -58,7 +58,7 @@ def test_conversions_round_as_atens(source, to, device):
 
 
 def test_16_bit_floats_are_converted_through_float32(device):
-    # Just above the middle between two 16-bit floats, by less than float32 resolves.
+    # Just above the midpoint of two 16-bit floats, by less than float32 resolves.
     x = torch.tensor([1 + 2**-11 + 2**-40, 2**60 + 2**49 + 1], dtype=torch.float64, device=device)
     for dtype, to in itertools.product((torch.float64, torch.int64), (torch.float16, torch.bfloat16)):
         wide = x.to(dtype)
@@ -72,7 +72,7 @@ def test_real_numbers_become_complex(device):
 
 @pytest.mark.declines("conjugated or negated views")
 @pytest.mark.parametrize("view", [torch.Tensor.conj, torch._neg_view], ids=["conjugate", "negative"])
-def test_what_is_changed_when_it_is_read_goes_to_aten(view, device):
+def test_negated_and_conjugated_views_go_to_aten(view, device):
     x = view(torch.randn(3, 4, dtype=torch.complex64, device=device))
     y = torch.zeros(3, 4, dtype=torch.complex64, device=device)
     assert torch.equal(serves("copy_.default", lambda: y.copy_(x), declined=True), x.resolve_conj().resolve_neg())
@@ -94,7 +94,7 @@ def test_zeros_without_memory_are_copied(device, path):
             assert x.clone().tolist() == y.clone().copy_(x).tolist() == x.double().tolist() == [0, 0, 0]
 
 
-def test_a_copy_of_itself_stays(device):
+def test_a_copy_to_itself(device):
     x = torch.randn(4, 5, device=device)
     kept = x.clone()
     assert serves("copy_.default", lambda: x.copy_(x)) is x and torch.equal(x, kept)
@@ -103,13 +103,13 @@ def test_a_copy_of_itself_stays(device):
 @pytest.mark.parametrize(
     ("count", "dim", "path"), some([1, 2, 3, 63, 64, 65, 130], [0, 1, -1], ["native", "python"]), indirect=["path"]
 )
-def test_lists_of_any_length_are_put_together(count, dim, device, path):
+def test_cat_and_stack_of_lists_of_any_length(count, dim, device, path):
     xs = [torch.randn(3, 2, 4, device=device) for _ in range(count)]
     assert identical(serves("cat.default", lambda: torch.cat(xs, dim)), torch.cat(xs, dim))
     assert identical(serves("stack.default", lambda: torch.stack(xs, dim)), torch.stack(xs, dim))
 
 
-def test_lists_of_any_mixture_are_put_together(device):
+def test_cat_of_mixed_dtypes_and_layouts(device):
     parts = [
         torch.randn(4, 6, device=device),
         torch.randn(6, 3, device=device).t()[:3].new_zeros(4, 0),
@@ -123,7 +123,7 @@ def test_lists_of_any_mixture_are_put_together(device):
     assert identical(serves("cat.default", lambda: torch.cat(parts, 1)), torch.cat(parts, 1))
 
 
-def test_a_step_joins_the_cache(device, path):
+def test_cat_of_a_cache_and_a_step(device, path):
     for length in (7, 8):
         cache = torch.randn(2, 3, length, 4, dtype=torch.float16, device=device)
         step = torch.randn(2, 1, 3, 4, dtype=torch.float16, device=device).transpose(1, 2)
@@ -131,14 +131,14 @@ def test_a_step_joins_the_cache(device, path):
         assert identical(serves("cat.default", lambda: torch.cat([cache, step], 2)), expected)
 
 
-def test_a_list_takes_several_tiles_and_programs(device, change_device):
+def test_cat_of_several_tiles_and_programs(device, change_device):
     change_device(tile_bytes=64)
     xs = [torch.randn(5, n, 40, device=device) for n in (1, 3, 2)]
     assert identical(serves("cat.default", lambda: torch.cat(xs, 1)), torch.cat(xs, 1))
 
 
 @pytest.mark.parametrize("count", [3, 9])
-def test_tensors_of_one_run_follow_one_another(count, device, change_device):
+def test_cat_and_stack_of_contiguous_tensors(count, device, change_device):
     change_device(tile_bytes=64)
     xs = [torch.randn(5, 16, device=device) for _ in range(count)]
     assert identical(serves("cat.default", lambda: torch.cat(xs, 0)), torch.cat(xs, 0))
@@ -155,7 +155,7 @@ def test_misaligned_tensors_in_a_list(widths, shape, device, change_device):
 
 
 @pytest.mark.parametrize(("count", "alike"), some([8, 9, 17], [True, False]))
-def test_long_lists_take_several_tiles_of_each(count, alike, device, change_device):
+def test_cat_of_long_lists_of_several_tiles(count, alike, device, change_device):
     change_device(tile_bytes=64)
     sizes = [2 if alike else 1 + i % 3 for i in range(count)]
     for dim in (0, 1):
@@ -183,8 +183,8 @@ def test_coordinates_are_those_of_the_result(shape, device):
         assert torch.equal(out, expected.expand(3, *shape))
 
 
-def test_far_elements_are_read_by_64_bits(device, monkeypatch):
-    """64-bit offsets are forced, as tensors that need them are too large to allocate."""
+def test_gathered_operands_with_64_bit_offsets(device, monkeypatch):
+    """64-bit offsets are forced, because tensors that need them are too large to allocate."""
     monkeypatch.setattr("tritonite.engine.pointwise.declare.INT32_LIMIT", 8)
     x = torch.randn(3, 12, device=device)
     out = torch.empty(3, 10, device=device)
@@ -193,13 +193,13 @@ def test_far_elements_are_read_by_64_bits(device, monkeypatch):
 
 
 @pytest.mark.parametrize("step", [2, 2**31 - 1, 2**31, 2**40, 2**63 - 1])
-def test_a_step_beyond_the_last_element_takes_one(step, device, path):
+def test_slice_backward_with_large_steps(step, device, path):
     grad = torch.randint(1, 99, (1, 3, 4), device=device)
     result = serves("slice_backward.default", lambda: torch.ops.aten.slice_backward(grad, [2, 3, 4], 0, 0, 2, step))
     assert torch.equal(result[:1], grad) and not result[1].any()
 
 
-def test_a_placed_operand_must_not_overlap_its_result(device):
+def test_a_gathered_operand_must_not_overlap_the_result(device):
     x = torch.randn(4, device=device)
     from tritonite.errors import Decline
 
@@ -232,8 +232,8 @@ def test_fill_values_are_not_in_the_key(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
-def test_fractions_of_what_fills_integers_are_cut_off(dtype, device, path):
-    """Numbers fit in the dtype: for others ATen raises, or its conversion is undefined."""
+def test_fill_values_of_integers_are_truncated(dtype, device, path):
+    """Values fit in the dtype. For others ATen raises, or its conversion is undefined."""
     tritonite.reset_stats()
     held = [2.5, -0.0, 126.9, *([] if dtype is torch.uint8 else [-2.5])]
     left = [-0.5, 300.7] if dtype is torch.uint8 else [2.0**63, -(2.0**63), math.inf, math.nan]
@@ -250,7 +250,7 @@ def test_fractions_of_what_fills_integers_are_cut_off(dtype, device, path):
     assert sum(tritonite.stats()["fill_.Scalar"].declined.values()) == (0 if dtype is torch.bool else len(left))
 
 
-def test_bounds_of_a_strided_copy_are_the_tensors_own(device):
+def test_as_strided_copies_stay_within_the_tensor(device):
     x = torch.arange(20.0, device=device)[:10]
     run = torch.ops.aten.as_strided_copy
     assert identical(
@@ -260,8 +260,8 @@ def test_bounds_of_a_strided_copy_are_the_tensors_own(device):
     assert serves("as_strided_copy.default", lambda: run(x, [12], [1]), declined=True).tolist() == list(range(12))
 
 
-def test_tensors_put_together_along_rows_and_then_along_columns(device):
-    """The one is of a single dimension, which no kernel may take the other for."""
+def test_block_diagonals_and_column_stacks(device):
+    """One tensor has a single dimension, which must not be taken for the other one."""
     tensors = [torch.randn(64, 4096, device=device) for _ in range(2)]
     for dim in (0, 1, 0, 1):
         with tritonite.use_gems(include=["cat"]):
@@ -270,7 +270,7 @@ def test_tensors_put_together_along_rows_and_then_along_columns(device):
 
 
 @pytest.mark.parametrize("k", [-4, 0, 1, 2, 3])
-def test_turns_of_a_permuted_image_lie_as_atens(k, device):
+def test_layouts_of_rotated_images_are_atens(k, device):
     x = torch.randn(2, 4, 5, 3, device=device).permute(0, 3, 1, 2)
     expected = torch.rot90(x, k, [-4, -2])
     with tritonite.use_gems(include="rot90"):
@@ -279,13 +279,13 @@ def test_turns_of_a_permuted_image_lie_as_atens(k, device):
 
 
 def test_a_complex_number_with_unsigned_integers(device):
-    """Unsigned integers promote with no complex dtype, and a number must not make them."""
+    """Unsigned integers promote with no complex dtype, and a number must not change that."""
     x, out = torch.ones(2, dtype=torch.uint16, device=device)
     with tritonite.use_gems(include="copy*"):
         assert torch.ops.aten.copy.out(x, 0j, False, out=out) == 0
 
 
-def test_an_output_of_other_dimensions_for_rot90_is_atens_to_refuse(device):
+def test_rot90_into_another_number_of_dimensions_raises_atens_error(device):
     x, out = torch.ones(6, 10, device=device).char(), torch.empty(0, dtype=torch.bfloat16, device=device)
     with tritonite.use_gems(), pytest.raises(RuntimeError, match="dtype"):
         torch.ops.aten.rot90.out(x, 1, [1, -2], out=out)
@@ -293,8 +293,8 @@ def test_an_output_of_other_dimensions_for_rot90_is_atens_to_refuse(device):
 
 @pytest.mark.declines("no kernel writes such outputs")
 @pytest.mark.parametrize("strides", [(1, 2, 36), (162, 1, 18)])
-def test_an_output_with_other_strides_for_windows_is_atens(strides, device):
-    """ATen writes as though it were contiguous, so that only it can say where elements are."""
+def test_im2col_into_other_strides_is_atens(strides, device):
+    """ATen writes the output as if it were contiguous."""
     x = torch.randn(2, 3, 4, 5, device=device)
     found, expected = (torch.empty_strided((2, 18, 9), strides, device=device).zero_() for _ in range(2))
     torch.ops.aten.im2col.out(x, [2, 3], [1, 1], [1, 0], [2, 1], out=expected)
@@ -348,7 +348,7 @@ def test_affine_grids_are_exact(size, corners, device, path):
 
 
 @pytest.mark.parametrize("kernel,stride", [((3, 3), 1), ((3, 2), 2), ((5, 5), 1), ((2, 3), (3, 1))], ids=str)
-def test_windows_are_put_together(kernel, stride, device, path):
+def test_col2im_sums_windows(kernel, stride, device, path):
     images = torch.randn(2, 3, 14, 13, dtype=torch.float64, device=device)
     columns = torch.nn.functional.unfold(images, kernel, padding=1, stride=stride)
     expected = torch.nn.functional.fold(columns, (14, 13), kernel, padding=1, stride=stride)
@@ -358,7 +358,7 @@ def test_windows_are_put_together(kernel, stride, device, path):
     assert tritonite.stats()["col2im"].launched == 1
 
 
-def test_a_number_among_matrices_counts_for_less(device):
+def test_block_diag_of_matrices_and_zero_dim_tensors(device):
     matrix, number = torch.ones(2, 3, dtype=torch.bfloat16, device=device), torch.tensor(0.5).double().to(device)
     for tensors in ((matrix, number), (number, matrix), (number, number)):
         expected = torch.block_diag(*tensors)
@@ -368,7 +368,7 @@ def test_a_number_among_matrices_counts_for_less(device):
 
 
 @pytest.mark.declines("ATen refuses the output")
-def test_chunks_are_not_put_into_integers(device):
+def test_chunk_cat_into_integers_raises_atens_error(device):
     x, out = torch.ones(3, device=device), torch.zeros(2, 2, dtype=torch.int64, device=device)
     with tritonite.use_gems(include=["_chunk_cat"]), pytest.raises(TypeError, match="can't be cast"):
         torch.ops.aten._chunk_cat.out([x[:1].expand(3)], 0, 2, out=out)
@@ -382,7 +382,7 @@ def test_pads_of_negative_zero_keep_its_sign(device, path):
             assert bool(padded[0, 0].signbit()) == (str(value) == "-0.0")
 
 
-def test_complex_numbers_between_two_parts_are_atens_to_refuse(device, path):
+def test_view_as_complex_at_odd_offsets_raises_atens_error(device, path):
     memory = torch.zeros(12, device=device)
     with tritonite.use_gems(include=["view_as_complex_copy"]):
         for offset, rows in itertools.product((0, 2, 1), (0, 3)):
@@ -394,7 +394,7 @@ def test_complex_numbers_between_two_parts_are_atens_to_refuse(device, path):
                 assert torch.equal(torch.view_as_complex_copy(x), torch.view_as_complex(x))
 
 
-def test_windows_of_any_step_are_combined(device):
+def test_unfold_backward_with_large_steps(device):
     grad = torch.randn(1, 3, 2, device=device)
     with tritonite.use_gems():
         found = torch.ops.aten.unfold_backward(grad, [2, 3], 0, 2, 2**31)
@@ -402,7 +402,7 @@ def test_windows_of_any_step_are_combined(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-def test_complex_numbers_have_the_bits_of_their_parts(dtype, device):
+def test_complex_numbers_have_the_bits_of_their_components(dtype, device):
     real = torch.randn(6, 10, device=device, dtype=torch.float64).to(dtype)
     imag = real.flip(0)
     real[0, :3], imag[1, :3] = torch.tensor([-0.0, torch.inf, torch.nan]), torch.tensor([-torch.inf, -0.0, 0.0])
@@ -423,14 +423,14 @@ def test_complex_numbers_have_the_bits_of_their_parts(dtype, device):
         ("range", (0.0, 1e308), torch.int64),
     ],
 )
-def test_ranges_that_no_memory_holds_raise_what_aten_raises(name, ends, dtype, device, path):
+def test_ranges_too_large_for_memory_raise_atens_error(name, ends, dtype, device, path):
     function = getattr(torch.ops.aten, name)
     with tritonite.use_gems(include=[name]), pytest.raises(RuntimeError, match=r"overflow|cannot be represented"):
         function(*ends, dtype=dtype, device=device)
 
 
 def test_rows_of_all_dimensions_share_a_tile(device):
-    """Patches of 16 by 16: copied, converted, and added to what repeats along some of the dimensions."""
+    """Patches of 16 by 16 are copied, converted, and added to an operand that repeats along some dimensions."""
     x = torch.randn(3, 3, 80, 64, device=device)
     patches = x.unfold(2, 16, 16).unfold(3, 16, 16)
     assert choose_tile((16, 16, 14, 2688), ((1, 224, 16, 3584), (1, 16, 256, 3584)), 4).linear

@@ -35,14 +35,14 @@ def test_a_name_selects_what_its_calls_reach(name):
     assert not NAMES[name] & select(exclude=name)
 
 
-def test_what_a_call_does_not_reach_is_not_selected():
+def test_functions_that_do_not_reach_an_operator_do_not_select_it():
     assert {name.partition(".")[0].removesuffix("_") for name in select("add")} == {"add"}
     assert select(torch.ops.aten.add.Tensor) == {"add.Tensor"}
     assert select(torch.ops.aten.mm.out) == {"mm.out"}
     assert select(["softmax", torch.relu]) == select("softmax") | select(torch.relu)
 
 
-def test_what_is_not_verified_takes_a_name(change_device):
+def test_unverified_operators_are_selected_by_name_only(change_device):
     change_device(unverified=frozenset({"activation"}))
     override._selected.cache_clear()
     try:
@@ -78,7 +78,7 @@ def test_names_without_kernels_are_distinguished():
 
 
 @pytest.mark.parametrize("function", ["softmax", torch.softmax])
-def test_explain_says_what_a_function_runs_as(function, device):
+def test_explain_names_the_operators_of_a_function(function, device):
     text = tritonite.explain(function, torch.randn(4, 8, device=device), 0)
     assert "runs as    _softmax\n\n_softmax(float32[4, 8], 0, False)" in text and "transform_rows" in text
 
@@ -89,7 +89,7 @@ def test_explain_follows_a_function_of_ones_own(device):
     assert "runs as    mm, relu, geqrf" in text and "path       ATen: no kernel" in text
 
 
-def test_explain_says_where_there_is_no_kernel(device):
+def test_explain_reports_missing_kernels(device):
     x = torch.randn(2, 2, device=device)
     assert tritonite.explain("geqrf", x) == "geqrf(float32[2, 2])\npath       ATen: no kernel"
     assert "ATen: no kernel" in tritonite.explain("linalg_qr", x)

@@ -53,7 +53,7 @@ def test_batch_norm_gradients(train, dtype, tiny_blocks):
     """Gradients by parameters have the parameters' dtype, float32, whatever the input's dtype."""
     x, grad, weight = normal(9, 4, 70, dtype=dtype), normal(9, 4, 70, dtype=dtype), normal(4)
     running = [normal(4), normal(4).abs()]
-    # On GPUs ATen takes one or the other for given statistics, which are the same.
+    # For given statistics, ATen on GPUs reads the running ones or the saved ones, which are equal here.
     mean, rstd = running[0], (running[1] + BN[1]).rsqrt()
     args = [grad, x, weight, *running, mean, rstd]
     aten = torch.ops.aten.native_batch_norm_backward
@@ -143,8 +143,8 @@ def test_batch_norm_has_the_layouts_of_a_gpu(x, kernels, trained, monkeypatch):
         ((3, 1, 5, 6), (30, 1, 6, 1)),
     ],
 )
-def test_strides_along_sizes_of_1_are_read_as_aten_reads_them(shape, strides):
-    """ATen reads a layout in two ways that differ for such strides, and refuses layouts that differ elsewhere."""
+def test_layouts_with_dimensions_of_size_1_are_atens(shape, strides):
+    """ATen tests for a layout in two ways, which differ for such strides. Its kernels refuse the other layout."""
     x = torch.randn(72 * 3).as_strided(shape, strides)
     channels, parameter = shape[1], torch.rand(shape[1])
     sizes = shape[0], channels, x[0, 0].numel(), 1
@@ -176,7 +176,7 @@ def test_strides_along_sizes_of_1_are_read_as_aten_reads_them(shape, strides):
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
-def test_batch_norm_as_cudnn_has_it(train, layout):
+def test_cudnn_batch_norm(train, layout):
     """ATen's batch norm on CPUs has the same results in the same layouts and dtypes, and the same gradient."""
     x, grad = (normal(3, 5, 4, 6, dtype=torch.float16).to(memory_format=layout) for _ in range(2))
     given = [normal(5), normal(5), normal(5), normal(5).abs()]
@@ -186,7 +186,7 @@ def test_batch_norm_as_cudnn_has_it(train, layout):
     assert reserve.shape == (0,) and reserve.dtype is torch.uint8
     wide = torch.native_batch_norm(x.double(), *(part.double() for part in given), train, *BN)
     if not train:
-        # None of evaluation, where ATen's own kernels for GPUs hand on those given.
+        # In evaluation, cuDNN saves no statistics.
         assert all(part.shape == (0,) and part.dtype is torch.float32 for part in ours[1:])
     for parts in list(zip(ours, theirs, wide, strict=True))[: 3 if train else 1]:
         assert_close(*parts)
@@ -199,7 +199,7 @@ def test_batch_norm_as_cudnn_has_it(train, layout):
             torch.testing.assert_close(*parts, atol=1e-2, rtol=1e-2, check_stride=True)
 
 
-def test_batch_norm_as_cudnn_has_it_declines_what_cudnn_refuses():
+def test_cudnn_batch_norm_declines_what_cudnn_refuses():
     x = normal(3, 5, 4, 6)
     cases = [(x.bfloat16(), torch.float32), (x.half(), torch.float16), (x[..., ::2], torch.float32)]
     for given, dtype in cases:
@@ -220,14 +220,14 @@ def test_batch_norm_as_cudnn_has_it_declines_what_cudnn_refuses():
 @pytest.mark.parametrize("mask", [(True, False, False), (False, True, False), (False, False, True), (True, True, True)])
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("shape", [(6, 5), (3, 5, 4, 2)])
-def test_batch_norm_gives_gradients_that_nobody_asked_for(shape, train, mask, weighted, monkeypatch):
-    """ATen's channels-last kernel returns all gradients when it sums, and others those that are asked for."""
+def test_batch_norm_returns_gradients_outside_its_mask(shape, train, mask, weighted, monkeypatch):
+    """ATen's channels-last kernel returns all gradients if it sums. Other kernels return those in the mask."""
     monkeypatch.setattr(batch_norm, "_gives_unasked", lambda *_: True)
     grad, x = normal(*shape), normal(*shape)
     weight, mean, rstd = normal(5) if weighted else None, normal(5), normal(5).abs() + 0.5
     # Statistics are equal: ATen's kernel for CPUs reads the running ones, and that for GPUs the saved ones.
     args = grad, x, weight, mean, rstd.pow(-2) - 1e-5, mean, rstd, train, 1e-5
-    # A GPU's refuses to give gradients by a weight that there is not.
+    # ATen on GPUs refuses gradients by a weight that is not given.
     own = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args]
     expected = torch.ops.aten.native_batch_norm_backward(*own, [True] * 3)
     monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
@@ -246,21 +246,21 @@ def test_batch_norm_gives_gradients_that_nobody_asked_for(shape, train, mask, we
             assert own.shape == (0,) and own.dtype is torch.float32
 
 
-def test_atens_kernel_for_channels_next_to_each_other_gives_unasked():
-    """The kernel serves two channels-last operands and contiguous tensors of channels."""
+def test_layouts_of_atens_channels_last_kernel():
+    """The kernel serves two channels-last operands, and contiguous tensors of channels alone."""
     rows, images, row = normal(6, 5), normal(3, 5, 4, 2), normal(5)
-    last, apart = images.to(memory_format=torch.channels_last), normal(10)[::2]
+    last, strided = images.to(memory_format=torch.channels_last), normal(10)[::2]
     assert batch_norm._gives_unasked(rows, rows, None, row, row)
     assert batch_norm._gives_unasked(last, last, row, row, row)
-    for given in ((images, images, row), (images, last, row), (last, images, row), (last, last, apart)):
+    for given in ((images, images, row), (images, last, row), (last, images, row), (last, last, strided)):
         assert not batch_norm._gives_unasked(*given, row, row)
-    assert not batch_norm._gives_unasked(last, last, row, apart, row)
+    assert not batch_norm._gives_unasked(last, last, row, strided, row)
 
 
 @every_second(
     ("shape", "dtype", "weighted"), [(6, 5), (3, 5, 4, 2), (3, 5, 4)], [torch.float32, torch.bfloat16], [True, False]
 )
-def test_batch_norm_gives_as_many_gradients_as_aten(shape, dtype, weighted):
+def test_batch_norm_returns_as_many_gradients_as_aten(shape, dtype, weighted):
     """Every output mask is tried in every layout, with given statistics and with the batch's."""
     masks, layouts = list(itertools.product([True, False], repeat=3)), [torch.contiguous_format]
     layouts += [torch.channels_last] if len(shape) == 4 else []
@@ -284,7 +284,7 @@ def test_batch_norm_gives_as_many_gradients_as_aten(shape, dtype, weighted):
     assert tritonite.stats()["native_batch_norm_backward"].launched
 
 
-def test_batch_norm_declines_what_aten_does_otherwise():
+def test_batch_norm_declines_where_atens_result_differs():
     native = tritonite.overloads()["native_batch_norm"]
     for x, statistics in ((normal(1, 3), (None, None)), (normal(4, 3), (normal(3), None))):
         with pytest.raises(Decline):
@@ -294,8 +294,8 @@ def test_batch_norm_declines_what_aten_does_otherwise():
 
 
 @pytest.mark.parametrize("which", ["mean", "rstd"])
-def test_layer_norm_gradients_of_statistics_that_aten_misreads_are_atens(which, path):
-    """ATen reads statistics one after the other in memory, whatever their strides."""
+def test_layer_norm_gradients_of_strided_statistics_are_atens(which, path):
+    """ATen reads statistics as if they were contiguous, whatever their strides."""
     x, grad, weight = normal(2, 3, 4, 5), normal(2, 3, 4, 5), normal(5)
     statistics = dict(zip(("mean", "rstd"), torch.native_layer_norm(x, (5,), None, None, 1e-5)[1:], strict=True))
     arguments = [weight, weight, [True, True, True]]
@@ -355,7 +355,7 @@ def test_one_row_of_any_layout(shape, order, tiny_blocks):
         assert not tritonite.stats()[name].declined
 
 
-def test_rms_norm_without_eps_takes_that_of_the_dtype_computed_in():
+def test_rms_norm_without_eps_uses_that_of_the_compute_dtype():
     x = normal(2, 8, dtype=torch.bfloat16) * 1e-3
     _, rstd = normalization._fused_rms_norm(x, (8,), None, None)
     exact = (x.double().square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).rsqrt()
@@ -377,7 +377,7 @@ def test_equal(tiny_blocks):
     assert counts.launched and not counts.declined
 
 
-def test_masked_softmax_of_sources_and_of_keys(tiny_blocks):
+def test_masked_softmax_with_each_type_of_mask(tiny_blocks):
     length = 40 if FULL else 12
     x = normal(2, 3, 4, length)
     x = torch.cat([x] * (length // 4), 2)
@@ -394,10 +394,10 @@ def test_masked_softmax_of_sources_and_of_keys(tiny_blocks):
         tritonite.overloads()["_masked_softmax"](x, keys, -1, 0)
 
 
-# A mask without a type is a CPU's alone.
+# Only ATen's kernel for CPUs accepts a mask without a type.
 @pytest.mark.parametrize("kind", [2] if tritonite.device == "cuda" else [2, None])
-def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
-    """On a CPU ATen stores probabilities in contiguous order into a result of the input's layout."""
+def test_masked_softmax_of_strided_inputs_is_atens(kind, path):
+    """ATen on a CPU stores probabilities in contiguous order into a result of the input's layout."""
     x = normal(5, 4, 3).permute(2, 1, 0)
     mask = torch.rand(3, 4, 5, device=tritonite.device) > 0.7
     expected = torch.ops.aten._masked_softmax(x, mask, -1, kind)
@@ -409,7 +409,7 @@ def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
 
 @every_second(
     ("shape_and_groups", "affine", "dtype"),
-    # Four images of the third kind are a large space already.
+    # Four images of the third shape fill the device.
     [
         ((3 if FULL else 2, 4, 500), 2),
         ((2, 12, 81), 1),
@@ -421,7 +421,7 @@ def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
     [torch.float32, torch.bfloat16],
 )
 def test_group_norm_of_channels_of_long_groups(shape_and_groups, affine, dtype, tiny_blocks):
-    """In groups too long for a program, channels are rows of their own with one weight each."""
+    """In groups too long for a program, a channel is a row with one weight."""
     shape, groups = shape_and_groups
     x, channels = normal(*shape, dtype=dtype) + 1, shape[1]
     weight, bias = (normal(channels, dtype=dtype), normal(channels, dtype=dtype)) if affine else (None, None)

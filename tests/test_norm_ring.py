@@ -55,7 +55,7 @@ class Element:
 
 
 class Shared:
-    """A ring, or a chunk of one."""
+    """A ring in shared memory, or a chunk of one."""
 
     def __init__(self, memory):
         self.memory = memory
@@ -68,7 +68,7 @@ class Shared:
 
 
 class Copies:
-    """Asynchronous copies, which come `at_once`, or when they are waited for and not before."""
+    """Asynchronous copies, which complete when they are issued (`at_once`) or when they are waited for."""
 
     def __init__(self, at_once):
         self.at_once, self.groups, self.group = at_once, [], []
@@ -130,7 +130,7 @@ def run(program, programs, at_once, *args, **constants):
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("layer", [False, True])
 @pytest.mark.parametrize(("chunks", "slots", "late"), [(3, 5, 2), (3, 4, 0), (2, 7, 3), (1, 2, 1)])
-def test_every_chunk_has_come_when_it_is_read(chunks, slots, late, layer, at_once):
+def test_every_chunk_has_arrived_when_it_is_read(chunks, slots, late, layer, at_once):
     n_rows, n_columns, programs = 7, 128 * chunks - 20, 2
     grad, grad_total, total = (torch.randn(n_rows, n_columns + 8)[:, :n_columns] for _ in range(3))
     weight, mean, rstd = torch.randn(n_columns), torch.randn(n_rows) * layer, torch.rand(n_rows)
@@ -157,7 +157,7 @@ def test_every_chunk_has_come_when_it_is_read(chunks, slots, late, layer, at_onc
     + [(dtype, 28_664, False) for dtype in (torch.float16, torch.bfloat16)],
     ids=str,
 )
-def test_rows_that_stream_through_a_ring(dtype, n, layer, monkeypatch):
+def test_norms_through_a_ring(dtype, n, layer, monkeypatch):
     launches, kernel = [], launch.norm_backward_by_ring
     counted = type("Counted", (), {"__getitem__": lambda _, grid: launches.append(grid) or kernel[grid]})()
     monkeypatch.setattr(launch, "norm_backward_by_ring", counted)

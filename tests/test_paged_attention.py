@@ -30,7 +30,7 @@ def small_tiles(monkeypatch):
 
 
 class Sequences:
-    """Sequences over paged caches, whose blocks lie in no order among blocks that are nan."""
+    """Sequences over paged caches. Their blocks are in random order among blocks of nan."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Sequences:
 
 @pytest.mark.parametrize(("page", "dtype"), covering(3, [16, 32, 64, 24, 256], [torch.float32, *HALVES]))
 def test_decoding(small_tiles, page, dtype):
-    """A block of keys has several pages, one, or part of one; page sizes include one that is no power of two."""
+    """A block of keys has several pages, one, or part of one. One page size is no power of two."""
     Sequences([70, 1, 33, 150], page=page, dtype=dtype).check()
 
 
@@ -123,10 +123,10 @@ def test_tiles_of_the_table():
 
 
 @pytest.mark.parametrize(("page", "heads"), covering(2, [16, 64], [(4, 4), (6, 2), (12, 1), (20, 1)]))
-def test_parts_of_prompts_and_decoding_together(small_tiles, page, heads):
-    """Queries times heads that share keys fill a tile partly, wholly, or several tiles; a sequence may lack tokens."""
+def test_chunked_prefill_and_decoding_together(small_tiles, page, heads):
+    """Queries times heads that share keys fill part of a tile, a tile, or several. A sequence may have no tokens."""
     H, shared = heads
-    # With many heads few tokens fill several tiles, each of which takes the interpreter long.
+    # With many heads, few tokens fill several tiles, which are slow in the interpreter.
     part, whole = (20, 9) if FULL or H < 12 else (5, 3)
     Sequences(
         [70, 40, whole, 130 if FULL else 70, 5], tokens=[part, 1, whole, 0, 3], H=H, shared=shared, page=page
@@ -148,7 +148,7 @@ def test_blocks_of_keys_that_all_queries_see(monkeypatch, window, page):
     Sequences([200 if FULL else 140, 40, 90], tokens=[50, 40 if FULL else 20, 1], page=page).check(window=window)
 
 
-def test_what_is_in_front_of_a_window_is_not_looked_at(small_tiles):
+def test_keys_before_a_window_are_not_read(small_tiles):
     sequences = Sequences([150, 90], page=16)
     expected = sequences.expected(window=40)
     for i, length in enumerate(sequences.lengths):
@@ -203,11 +203,11 @@ def test_caches_without_blocks():
 
 
 def test_more_tokens_than_keys(small_tiles):
-    """The first ones see nothing."""
+    """The first tokens see no key."""
     assert Sequences([4, 40], tokens=[9, 2]).check()[:5].eq(0).all()
 
 
-def test_caches_that_lie_in_other_ways(small_tiles):
+def test_layouts_of_caches(small_tiles):
     """Keys and values are slices of one tensor, or heads come before the rows of a page."""
     sequences = Sequences([70, 31], tokens=[3, 1])
     both = torch.stack((sequences.key, sequences.value), 1)
@@ -220,8 +220,8 @@ def test_caches_that_lie_in_other_ways(small_tiles):
 
 
 @pytest.mark.parametrize("seed", range(12) if FULL else range(1, 12, 2))
-def test_drawn(monkeypatch, seed):
-    """Lengths, tokens, heads, pages, windows, caps, tiles and splits, drawn."""
+def test_random_problems(monkeypatch, seed):
+    """Lengths, tokens, heads, pages, windows, caps, tiles and splits are random."""
     draw = random.Random(seed)
     block = draw.choice((16, 32, 64))
     rows, split = draw.choice((16, 32, 64)), block * draw.choice((1, 2, 9))
@@ -241,7 +241,7 @@ def test_drawn(monkeypatch, seed):
     sequences.check(window=draw.choice((None, None, 1, 30)), softcap=draw.choice((None, None, 5.0)))
 
 
-# Words of a message, and a change of operands that stops the program with it.
+# Part of a message, and a change of operands that stops the program with this message.
 _OUT_OF_RANGE = [
     ("caches do not have", "table[0, 1] = 1000"),
     ("caches do not have", "table[1, 0] = -1"),
@@ -316,7 +316,7 @@ def _operands():
         (lambda x: {"window": 0}, "window is 0"),
     ],
 )
-def test_refused(change, message):
+def test_invalid_calls_raise(change, message):
     """Calls are refused when they run and when they are traced."""
     given = _operands()
     given |= change(given)
@@ -443,7 +443,7 @@ def test_tokens_are_written(dtype, slot, scaled, tiny_blocks):
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_tokens_are_written_in_float8(dtype):
-    """To the nearest, and at most to the largest; nan stays nan."""
+    """Values are rounded to nearest and saturate. nan stays nan."""
     key, value, caches, slots = _tokens(dtype=dtype, cache=FLOAT8)
     key *= 100
     key[0, 0, :6] = torch.tensor([math.nan, math.inf, -math.inf, 1e4, -1e4, 0.0])
@@ -465,8 +465,8 @@ def test_fewer_slots_than_tokens_and_caches_of_any_strides():
         assert cache.eq(7).sum() == cache.numel() - tokens[:4].numel()
 
 
-def test_what_is_written_is_attended_to():
-    """A prompt is written in several chunks, and then tokens one by one."""
+def test_written_tokens_are_attended_to():
+    """A prompt is written in several chunks, followed by single tokens."""
     device, page = tritonite.device, 16
     key, value, query = [torch.randn(60, 2, 16, device=device) for _ in range(3)]
     caches = [torch.full((6, page, 2, 16), math.nan, device=device) for _ in range(2)]
@@ -506,7 +506,7 @@ def test_slots_out_of_range_stop_the_program():
         (lambda x: {"key_cache": x["key_cache"][:1].expand(4, -1, -1, -1)}, "share memory"),
     ],
 )
-def test_refused_to_write(change, message):
+def test_invalid_writes_raise(change, message):
     key, value, caches, slots = _tokens()
     given = {"key": key, "value": value, "key_cache": caches[0], "value_cache": caches[1], "slot_mapping": slots}
     with pytest.raises(Unsupported, match=message):

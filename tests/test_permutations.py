@@ -10,12 +10,12 @@ from tritonite.engine import random as engine
 
 
 def permutation(n, state):
-    """ATen's, by its keys, sorted and shuffled where they are equal."""
+    """Return ATen's permutation, by its keys, sorted and shuffled among equal ones, and whether any are equal."""
     seed, offset = state
     bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
     width = 32 if bits <= 32 else 64
     words = strided(whole_words, n, state, wide=True)
-    # From the least integer on, whose last bits are 0 but for the highest.
+    # ATen's range starts at the least integer, whose bits are 0 but for the highest.
     keys = [int(word) % (2**width - 1) % 2**bits for word in words]
     found = sorted(range(n), key=lambda i: keys[i])
     offset += 4 * -(-n // (grid_of(n) * 2))
@@ -44,7 +44,7 @@ def test_permutations_are_atens(set_philox):
 
 @on_cpu
 def test_long_permutations_are_atens(set_philox):
-    """Keys have 27 to 33 bits, those of 32 with a sign. One program sorts the numbers, or several do."""
+    """Keys have 27 to 33 bits; those of 32 bits are negative for half of the elements. One program or several sort."""
     for n, bits in ((4097, 27), (9000, 29), (25_000, 32), (33_000, 33)) if FULL else ((4097, 27), (30_100, 33)):
         expected, _ = permutation(n, set_philox(n, 8))
         assert bits == math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
@@ -55,7 +55,7 @@ def test_long_permutations_are_atens(set_philox):
 
 @on_cpu
 def test_long_runs_of_equal_keys_cross_programs(set_philox):
-    """Runs of many lengths around the ends of what a program shuffles."""
+    """Runs of many lengths cross the boundary between two programs that shuffle."""
     lengths = [1, 3, 2] * 1000 + [40, 1, 7] * 40
     keys = torch.tensor([key for key, count in enumerate(lengths) for _ in range(count)], dtype=torch.int32)
     n = len(keys)
@@ -79,7 +79,7 @@ def shuffled(lengths, seed, offset):
 
 @on_cpu
 def test_equal_keys_are_shuffled_within_their_run(set_philox):
-    """Runs of every length, which keys that are drawn hardly ever make."""
+    """Runs have lengths that random keys hardly ever give."""
     lengths = (1, 2, 3, 9, 1, 14, 5, 5)
     keys = torch.tensor([key for key, count in enumerate(lengths) for _ in range(count)], dtype=torch.int32)
     n = len(keys)

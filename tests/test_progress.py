@@ -45,7 +45,7 @@ def test_short_blocks_add_up(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["variable", "level"])
-def test_who_wants_none_gets_none(how, capsys, monkeypatch):
+def test_progress_can_be_turned_off(how, capsys, monkeypatch):
     if how == "variable":
         monkeypatch.setenv("TRITONITE_QUIET", "1")
     else:

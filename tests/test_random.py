@@ -19,9 +19,9 @@ from curand import (
     philox,
     rounded,
     run_kernel,
-    side_by_side,
     strided,
     uniforms,
+    vectorized,
     whole_words,
 )
 
@@ -29,14 +29,14 @@ import tritonite
 from tritonite.engine import random as engine
 from tritonite.engine.iteration import contiguous_strides, fastest_first
 
-# Less than ATen's grid, more, several turns of it, and ends that are none of a block's or of a vector's.
+# Below ATen's grid, above it, and several rounds of it. Some end within a block or a vector.
 SIZES = (1, 7, 256, 1000, 2049, 8192, 20_001)
 SEEDS = ((0, 0), (2**63 - 12345, 4 * 7), (0x9E3779B97F4A7C15 - 2**64, 4 * (2**32 - 2)))
 
 
 @on_cpu
-def test_philox_is_the_published_one():
-    """The known answers of Random123 (Salmon et al. 2011)."""
+def test_philox_gives_the_published_numbers():
+    """Known answers of Random123 (Salmon et al. 2011)."""
     zeros = philox(0, 0, 0)
     assert [int(x) for x in zeros] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     ones = philox(-1, 2**64 - 1, 2**64 - 1)
@@ -72,7 +72,7 @@ def test_normal_numbers_are_curands(dtype, seed_and_offset, set_philox):
         x = torch.empty(numel, dtype=dtype)
         run_kernel("normal_", x, 0.0, 1.0)
         drawn = strided(normals, numel, given, wide)
-        # Next to a zero of the sine NumPy's own, of a rounded angle, is no reference in float64.
+        # Near a zero of the sine, NumPy's sine of a rounded angle is no reference in float64.
         assert np.abs(as_numpy(x) - drawn).max() < 1e-14 if wide else not assert_near(x, rounded(drawn, dtype), dtype)
     set_philox(*seed_and_offset)
     run_kernel("normal_", x, 7.0, 0.25)
@@ -91,7 +91,7 @@ TRANSFORMED = {
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_transformed_numbers_are_of_uniform_ones(name, dtype, set_philox):
+def test_transforms_of_uniform_numbers_are_atens(name, dtype, set_philox):
     wide, numel = dtype is torch.float64, 9000
     given = set_philox(5, 8)
     numbers, transform = TRANSFORMED[name]
@@ -100,7 +100,7 @@ def test_transformed_numbers_are_of_uniform_ones(name, dtype, set_philox):
     drawn = strided(uniforms, numel, given, wide).astype(np.float64)
     expected = transform(drawn, torch.finfo(torch.float64 if wide else torch.float32).eps)
     if name == "cauchy_":
-        # The tangent of a rounded angle.
+        # The tangent is of a rounded angle.
         expected = rounded(expected, dtype)
         there = np.isfinite(expected) & (expected != 0)
         far = np.abs(as_numpy(x)[there] / expected[there] - 1)
@@ -115,8 +115,8 @@ def test_transformed_numbers_are_of_uniform_ones(name, dtype, set_philox):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_normal_numbers_are_scaled_and_moved_one_after_the_other(dtype, set_philox):
-    """Each step is rounded to the result's dtype, as ATen's are."""
+def test_normal_numbers_are_scaled_and_then_shifted(dtype, set_philox):
+    """Each step is rounded to the result's dtype, as in ATen."""
     drawn = strided(normals, 3000, set_philox(5, 8), dtype is torch.float64)
     deviations, means = torch.rand(3000, dtype=dtype) * 3, torch.randn(3000, dtype=dtype)
     scaled = rounded(rounded(drawn, dtype).astype(np.float64) * as_numpy(deviations), dtype).astype(np.float64)
@@ -128,8 +128,8 @@ def test_normal_numbers_are_scaled_and_moved_one_after_the_other(dtype, set_phil
 
 
 @pytest.mark.parametrize("deviation", [-1.0, math.nan])
-def test_a_deviation_that_is_none_leaves_the_generator_alone(deviation, device, path):
-    """Also of a call that is repeated, in which the host waits for the deviations before it draws."""
+def test_invalid_deviations_leave_the_generator_unchanged(deviation, device, path):
+    """Later calls as well, in which the host waits for the deviations before it draws."""
     good, bad = torch.rand(40, device=device), torch.rand(40, device=device)
     bad[17] = deviation
     generator = torch.Generator(device).manual_seed(3)
@@ -151,7 +151,7 @@ def test_a_deviation_that_is_none_leaves_the_generator_alone(deviation, device, 
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_log_normal_numbers_are_of_normal_ones(dtype, set_philox):
+def test_log_normal_numbers_are_exponentials_of_normal_ones(dtype, set_philox):
     given = set_philox(5, 8)
     x = torch.empty(3000, dtype=dtype)
     run_kernel("log_normal_", x, 0.5, 0.25)
@@ -185,7 +185,7 @@ def test_integers_are_the_random_bits_modulo_the_range(dtype, set_philox):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", (torch.bool, *INTEGERS[:5], *FLOATS), ids=str)
-def test_integers_without_ends_are_those_of_the_dtype(dtype, set_philox):
+def test_integers_without_bounds_span_the_dtype(dtype, set_philox):
     given = set_philox(9, 4)
     x = torch.empty(5000, dtype=dtype)
     run_kernel("random_", x)
@@ -198,7 +198,7 @@ def test_integers_without_ends_are_those_of_the_dtype(dtype, set_philox):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", (torch.bool, torch.uint8, torch.int64, *FLOATS), ids=str)
-def test_bernoulli_numbers_are_of_uniform_ones(dtype, set_philox):
+def test_bernoulli_compares_uniform_numbers(dtype, set_philox):
     numel = 9001
     given = set_philox(3, 12)
     x = torch.empty(numel, dtype=dtype)
@@ -211,26 +211,26 @@ def test_bernoulli_numbers_are_of_uniform_ones(dtype, set_philox):
         given = set_philox(3, 12)
         run_kernel("bernoulli_.Tensor", x, p)
         assert set_philox.advances[-1] == 12
-        drawn = side_by_side(x.numel(), 4, given, 2**40).reshape(shape)
+        drawn = vectorized(x.numel(), 4, given, 2**40).reshape(shape)
         assert np.array_equal(as_numpy(x), drawn <= p.numpy())
 
 
 @on_cpu
-def test_bernoulli_goes_along_memory_where_both_lie_so(set_philox):
+def test_bernoulli_draws_in_memory_order_for_equal_layouts(set_philox):
     p = torch.rand(13, 9).t()
     given = set_philox(3, 12)
     x = torch.empty(13, 9).t()
     run_kernel("bernoulli_.Tensor", x, p)
-    assert np.array_equal(x.t().numpy(), side_by_side(117, 4, given, 2**40).reshape(13, 9) <= p.t().numpy())
-    # The result is contiguous, whatever the layout of the probabilities.
+    assert np.array_equal(x.t().numpy(), vectorized(117, 4, given, 2**40).reshape(13, 9) <= p.t().numpy())
+    # The result of `bernoulli` is contiguous, whatever the layout of the probabilities.
     set_philox(3, 12)
     x = run_kernel("bernoulli", p)
     assert x.is_contiguous()
-    assert np.array_equal(x.numpy(), side_by_side(117, 4, given, 2**40).reshape(9, 13) <= p.numpy())
+    assert np.array_equal(x.numpy(), vectorized(117, 4, given, 2**40).reshape(9, 13) <= p.numpy())
 
 
 @on_cpu
-def test_elements_come_in_the_order_of_memory(set_philox):
+def test_elements_are_drawn_in_memory_order(set_philox):
     for label, x in layouts(lambda *shape: torch.full(shape, -1.0)):
         given = set_philox(1, 0)
         run_kernel("uniform_", x)
@@ -243,7 +243,7 @@ def test_elements_come_in_the_order_of_memory(set_philox):
 
 
 @on_cpu
-def test_complex_numbers_are_of_two(set_philox):
+def test_complex_normal_numbers(set_philox):
     given = set_philox(1, 0)
     x = torch.empty(3000, dtype=torch.complex64)
     run_kernel("normal_", x, 0.0, 1.0)
@@ -252,7 +252,7 @@ def test_complex_numbers_are_of_two(set_philox):
 
 
 @pytest.mark.declines("ATen refuses the range")
-def test_unsigned_integers_of_64_bits_without_an_end_are_atens_to_refuse(device):
+def test_uint64_without_an_upper_bound_raises_atens_error(device):
     x = torch.zeros(3, dtype=torch.uint64, device=device)
     with tritonite.use_gems(include="random_.from", faster_only=False):
         for _ in range(2):
@@ -271,14 +271,14 @@ def test_tensors_beyond_32_bits_are_drawn_in_halves(monkeypatch, set_philox):
     assert np.array_equal(x.numpy(), np.concatenate([first, second]))
 
 
-def test_a_tensor_is_halved_until_32_bits_reach_all_of_it():
+def test_tensors_are_halved_until_32_bit_offsets_suffice():
     assert list(engine._within_32_bits(2**29 - 1, 4)) == [(0, 2**29 - 1)]
     assert list(engine._within_32_bits(2**29 + 3, 4)) == [(0, 2**28 + 1), (2**28 + 1, 2**28 + 2)]
     assert list(engine._within_32_bits(2**31, 1)) == [(0, 2**30), (2**30, 2**30)]
 
 
 @pytest.mark.declines("ATen refuses the arguments")
-def test_what_aten_refuses_is_declined(device):
+def test_invalid_arguments_raise_atens_error(device):
     x, whole = torch.empty(4, device=device), torch.empty(4, dtype=torch.int32, device=device)
     refused = [
         lambda: x.uniform_(1.0, 0.0),

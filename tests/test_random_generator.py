@@ -37,7 +37,7 @@ def test_a_seed_gives_the_same_numbers_again(device, path):
     assert not any(counts.declined for name, counts in tritonite.stats().items() if "rand" in name)
 
 
-def test_a_generator_of_ones_own_leaves_the_default_one_alone(device, path):
+def test_a_given_generator_leaves_the_default_one_unchanged(device, path):
     place = torch.cuda if device == "cuda" else torch
     with tritonite.use_gems(include="*"):
         before = place.get_rng_state()
@@ -46,7 +46,7 @@ def test_a_generator_of_ones_own_leaves_the_default_one_alone(device, path):
         assert torch.equal(place.get_rng_state(), before)
 
 
-def test_a_state_that_is_set_again_gives_the_same_numbers(device, path):
+def test_a_restored_state_gives_the_same_numbers(device, path):
     place = torch.cuda if device == "cuda" else torch
     with tritonite.use_gems(include="*"):
         list(_draws(device))
@@ -83,8 +83,8 @@ def test_checkpoints_draw_the_same_again(device, path):
     assert torch.equal(x.grad, y.grad)
 
 
-def test_numbers_are_replayed_and_checked(device):
-    """One plan serves all numbers within the limits, and others go to ATen."""
+def test_arguments_are_checked_in_replayed_calls(device):
+    """One plan serves all arguments within the limits. Others go to ATen."""
     from conftest import calls_through
 
     with calls_through("native"), tritonite.use_gems(include="*"):
@@ -120,7 +120,7 @@ def test_explaining_draws_nothing(device):
 
 
 @on_cpu
-def test_atens_numbers_are_a_users_unless_asked():
+def test_random_operators_stay_atens_unless_named():
     torch.manual_seed(0)
     expected = torch.rand(5)
     tritonite.enable()
@@ -139,7 +139,7 @@ def drawn(device):
 
 
 N = 100_000
-# For bounds that follow from the number of samples.
+# Samples of tests whose bounds follow from the number of samples.
 FEW = N if FULL else 20_000
 _erf = np.vectorize(math.erf)
 
@@ -162,12 +162,12 @@ _erf = np.vectorize(math.erf)
     ids=["rand", "rand64", "randn", "randn64", "exponential", "cauchy", "log_normal", "uniform"],
 )
 def test_distributions(make, distribution, drawn, device):
-    """Kolmogorov and Smirnov's: beyond 1.95 one in a thousand."""
+    """By the Kolmogorov-Smirnov test, one in a thousand samples exceeds 1.95."""
     assert kolmogorov(drawn(lambda: make(device)), distribution) < 1.95
 
 
 def test_discrete_distributions(drawn, device):
-    """Pearson's chi-square; of k classes it is k - 1 on average, and its deviation is the root of twice that."""
+    """Pearson's chi-square of k classes has mean k - 1 and a deviation of the square root of twice that."""
     values = drawn(lambda: torch.randint(0, 50, (FEW,), device=device))
     assert values.min() == 0 and values.max() == 49
     assert abs(chi_square(values, [1 / 50] * 50) - 49) < 4 * math.sqrt(98)
@@ -184,7 +184,7 @@ def test_discrete_distributions(drawn, device):
         assert abs(kept.mean() - 1) < 0.012
 
 
-def test_neighbours_and_turns_are_independent(drawn, device):
+def test_numbers_of_neighbouring_elements_and_rounds_are_independent(drawn, device):
     values = drawn(lambda: torch.randn(N, device=device))
     for lag in (1, 2, 3, 4, 256, 2048, 8192):
         assert abs(np.corrcoef(values[:-lag], values[lag:])[0, 1]) < 0.015

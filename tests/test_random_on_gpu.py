@@ -49,7 +49,7 @@ DRAWN = {
     "_fused_dropout": (FLOATS, lambda x, g: ATEN._fused_dropout(x, 0.7, g)),
     "rrelu": (FLOATS, lambda x, g: ATEN.rrelu_with_noise_functional(x, torch.zeros_like(x), *_SLOPES, g)),
 }
-# Operators with a logarithm or a trigonometric function.
+# Operators with a logarithm or a trigonometric function, whose results may be rounded differently.
 ROUNDED = ("normal", "randn", "log_normal", "exponential", "cauchy", "geometric")
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -73,7 +73,7 @@ def _agree(name, dtype, ours, atens):
             assert (a != b).double().mean() < 1e-4 and (a.double() - b.double()).abs().max() <= 1
             continue
         a, b = (torch.view_as_real(x) if x.is_complex() else x for x in (a, b))
-        # A sum that cancels has the error of its terms.
+        # A sum with cancellation has the error of its terms.
         terms = 4 * ("around" in name or "deviations" in name) + 0.5 * (name == "cauchy_")
         bound = 2 * torch.finfo(a.dtype).eps * (b.double().abs() + terms) + 1e-12
         # The difference of infinities is nan.
@@ -86,7 +86,7 @@ def _check_atens(name, dtype, x, seed, offset):
     atens, after = outcome(call, x, seed, offset, own)
     tritonite.reset_stats()
     with tritonite.use_gems(include=_FAMILY):
-        # Recorded, and replayed.
+        # The first call is recorded, and the second one is replayed.
         for _ in range(2):
             ours, state = outcome(call, x, seed, offset, own)
             _agree(name, dtype, ours, atens)
@@ -117,7 +117,7 @@ def test_numbers_are_atens_in_every_layout(name):
 
 @on_gpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_masks_are_atens(dtype):
+def test_dropout_masks_of_all_vector_widths_are_atens(dtype):
     """Vectors have every width, with more elements than a grid has threads and with fewer."""
     for numel in (2, 4, 6, 8, 9, 1_000_000, 1_000_002, 1_000_004, 1_000_008, 1_000_001, 8 * 2**20):
         _check_atens("native_dropout", dtype, _operand((numel,), dtype), 3, 16)
@@ -126,8 +126,8 @@ def test_masks_are_atens(dtype):
 
 
 @on_gpu
-def test_a_graph_draws_anew_and_as_atens():
-    """While a graph is captured ATen draws, whose kernels a replay gives another offset."""
+def test_graphs_draw_atens_numbers_in_every_replay():
+    """While a graph is captured ATen draws, because a replay gives its kernels another offset."""
     x = torch.ones(1000, device="cuda")
     found = []
     for include in ((), _FAMILY):
@@ -137,7 +137,7 @@ def test_a_graph_draws_anew_and_as_atens():
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 out = torch.nn.functional.dropout(x, 0.5) + torch.rand(1000, device="cuda")
-            # A capture writes offset 0 on a stream of its own, which a busy device may do after a replay's.
+            # A capture writes offset 0 on a stream of its own, possibly later than a replay writes its offset.
             torch.cuda.synchronize()
             for _ in range(2):
                 graph.replay()

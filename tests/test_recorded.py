@@ -24,7 +24,7 @@ NAMES = [name for name, op in tritonite.overloads().items() if op.has_place and 
 
 
 def _runs(op):
-    """Samples that ATen takes, outputs given to it and its results, in float32 and in what else it accepts."""
+    """Yield samples that ATen accepts, with given outputs and results, in float32 and in the other dtypes."""
     for dtype in (torch.float32, *op.declaration.accepts):
         for sample in samples(op, dtype, tritonite.device):
             answer = verify.by_aten(op, sample)
@@ -39,7 +39,7 @@ def test_a_call_is_recorded_and_replayed(name):
         tritonite.reset_stats()
         with tritonite.use_gems(include=[name]):
             found = [verify._call(function, op, sample, template) for _ in range(2)]
-        # `tritonite.stats` would count those of all operators, for each of them.
+        # `tritonite.stats` would count the calls of all operators, for each operator.
         counts = counts_of(name)
         if counts.declined:
             continue

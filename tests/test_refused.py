@@ -73,7 +73,7 @@ def test_many_dimensions(name, device, path):
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="this torch's tensors have no names")
 def test_named_dimensions_are_atens(device, path):
-    """Also where a call of the same shape without names has been recorded before."""
+    """A call of the same shape without names may have been recorded before."""
     if path == "python":
         pytest.skip("PyTorch converts no named tensor for a kernel in Python")
     plain = torch.randn(3, 4, device=device)
@@ -115,7 +115,7 @@ def test_errors_of_host_functions_decline_before_anything_is_launched():
         contract.run_host(raising(TypeError()), (), (), False, falls_back=True)
 
 
-def test_what_launches_is_noted(device):
+def test_launching_host_functions_are_detected(device):
     x, noted = torch.ones(4, device=device), []
     for name, arguments in (("neg", (x,)), ("sum", (x,))):
 
@@ -169,7 +169,7 @@ def test_put_in_deterministic_mode(device, path):
 
 
 def gaps(*shape, dtype=torch.float32):
-    """An output whose elements have others between them, in memory that begins before it."""
+    """Return a strided output, in memory that begins before it."""
     room = torch.zeros([2 * size + 1 for size in shape], dtype=dtype, device=tritonite.device)
     return room[tuple(slice(1, None, 2) for _ in shape)]
 
@@ -209,7 +209,7 @@ def test_batch_norm_leaves_outputs_of_other_layouts_and_dtypes_to_aten(written, 
             overloads()["_native_batch_norm_legit.no_stats_out"](*arguments.values(), **named)
 
 
-# An overload of most families that has outputs, with its arguments.
+# Overloads with outputs, of most families, with their arguments.
 X = torch.linspace(-2, 2, 12).view(3, 4)
 OUTS = {
     "add.out": (X, X),
@@ -233,7 +233,7 @@ OUTS = {
 
 
 def shared(result, first):
-    """Memory of an argument, from its second element on, in the result's shape."""
+    """Return memory of an argument, from its second element on, in the result's shape."""
     if first.dtype is not result.dtype or first.numel() <= result.numel():
         return None
     return first.as_strided(result.shape, result.stride(), 1)

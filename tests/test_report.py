@@ -44,7 +44,7 @@ def test_a_report_keeps_to_what_is_enabled(device):
 
 
 @pytest.mark.declines("ATen refuses the call")
-def test_what_the_function_raises_passes_through(device):
+def test_exceptions_pass_through(device):
     with pytest.raises(RuntimeError, match="must match"):
         tritonite.report(torch.add, torch.ones(3, device=device), torch.ones(4, device=device))
     assert not installed()
@@ -61,7 +61,7 @@ def test_stats_print_as_a_table(device):
 
 @pytest.mark.declines("no kernel accepts the dtype")
 def test_declines_are_logged_once_for_each_reason(device, caplog):
-    # A size of its own, because the native dispatcher remembers declined calls.
+    # A size that no other test uses, because the native dispatcher remembers declined calls.
     x = torch.randn(4, 37, device=device).to(torch.complex64)
     with caplog.at_level(logging.DEBUG, logger="tritonite"), tritonite.use_gems(include="cosh"):
         x.cosh(), x[1:].cosh(), x[2:].cosh()
@@ -120,7 +120,7 @@ def test_a_report_lists_what_composite_operators_are_made_of(mode, device):
     assert found.operators["mm"].tritonite == 1
 
 
-def test_a_report_draws_what_the_function_draws(device):
+def test_a_report_leaves_random_numbers_unchanged(device):
     x = torch.ones(64, device=device)
     with torch.inference_mode():
         torch.manual_seed(5)

@@ -1,72 +1,24 @@
 """Reductions and row operators where small samples do not reach: several blocks, split rows, 64-bit offsets."""
 
-import functools
-import inspect
 import itertools
 import math
-import sys
-import threading
 
-import numpy as np
 import pytest
 import torch
-import triton
-import triton.language as tl
-from conftest import FULL
-from triton.runtime import interpreter
+from conftest import FULL, check_each, served, with_cuts
 
 import tritonite
 from tritonite import devices
-from tritonite.devices import nvidia
-from tritonite.engine.rows import blocks, cooperative, declare, meta
+from tritonite.engine.rows import declare, meta
 from tritonite.engine.rows import space as spaces
-from tritonite.engine.rows.space import RowSpace
-from tritonite.engine.rows.table import Cooperative
-from tritonite.language.indices import quotient
-from tritonite.runtime.libentry import LibEntry, libentry
-from tritonite.testing.judge import assert_close
+from tritonite.runtime.libentry import LibEntry
 
-_SOFTMAX = sys.modules["tritonite.ops.softmax"]
 SHAPES = [(5 if FULL else 3, 70), (3, 4, 10), (2, 72)]
-CUTS = ("as it is", "64-bit offsets", "tiny blocks", "a block a program")
-
-
-def with_cuts(*values):
-    """Each of the values with every cut; those by tiny blocks, which take seconds, in turns without the full set."""
-    pairs = [
-        (value, name) for i, value in enumerate(values) for name in (CUTS if FULL else (*CUTS[:2], CUTS[2 + i % 2]))
-    ]
-    return [pytest.param(*pair, id="-".join(map(str, pair))) for pair in pairs]
-
-
-@pytest.fixture(params=CUTS)
-def cut(request, monkeypatch, change_device):
-    """Run a test with several cuts of rows into blocks; tiny blocks also split rows over programs."""
-    if request.param in ("tiny blocks", "a block a program"):
-        programs = 4 if request.param == "tiny blocks" else 4096
-        change_device(row_elements=32, row_columns=16, programs=programs)
-    if request.param == "64-bit offsets":
-        monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
 
 
 def values(shape, device, transposed=False):
     x = torch.randn(shape, device=device)
     return x.transpose(0, -1) if transposed else x
-
-
-def served(name):
-    counts = tritonite.stats()[name]
-    return counts.launched + counts.replayed and not counts.declined
-
-
-def check_each(functions, dtype):
-    """Calls, by the overload that has to serve each, against ATen's answers."""
-    close = {"rtol": 4e-3, "atol": 4e-3} if dtype is torch.float16 else {}
-    for name, function in functions.items():
-        expected = function()
-        with tritonite.use_gems():
-            torch.testing.assert_close(function(), expected, **close)
-        assert served(name)
 
 
 @pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
@@ -83,7 +35,7 @@ def test_any_dimensions(shape, device, cut):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
-def test_rows_that_are_transformed(shape, device, cut):
+def test_softmax_and_layer_norm_along_any_dimension(shape, device, cut):
     for transposed, dim in itertools.product((False, True), range(len(shape))):
         x = values(shape, device, transposed)
         expected = x.softmax(dim), x.log_softmax(dim)
@@ -98,8 +50,8 @@ def test_rows_that_are_transformed(shape, device, cut):
 
 
 @pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
-def test_rows_that_are_transformed_in_place(shape, device, cut):
-    """The fast path of nn.MultiheadAttention calls softmax so."""
+def test_softmax_in_place(shape, device, cut):
+    """The fast path of nn.MultiheadAttention calls softmax in this way."""
     aten = torch.ops.aten
     for dim in range(len(shape)):
         x, grad = values(shape, device), values(shape, device)
@@ -116,6 +68,8 @@ LENGTHS = {
     torch.float16: ((7, 0), (8, 0), (129, 0), (300, 0), (512, 0), (1000, 8)),
     torch.float32: ((256, 0), (300, 0), (333, 0), (333, 3)),
 }
+
+
 if FULL:
     both = (*[(n, 0) for n in (7, 8, 129, 256, 300, 333, 512, 1000, 1024, 1500)], (1000, 8), (333, 3))
     LENGTHS = dict.fromkeys(LENGTHS, both)
@@ -126,7 +80,7 @@ if FULL:
 )
 def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, change_device):
     change_device(row_elements=32, row_columns=16, programs=1)
-    # Only 300 rows of few elements, and 3 of a thousand, are a large space.
+    # 300 rows of few elements, or 3 of a thousand, fill the device.
     rows = 300 if n < 10 else 3 if FULL or n >= 1000 else 2
     x = torch.randn(rows, n + more, device=device).to(dtype)[:, :n]
     weight = torch.randn(n, device=device).to(dtype)
@@ -142,158 +96,7 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, change_device)
     check_each(functions, dtype)
 
 
-@pytest.fixture
-def cooperative_launches(monkeypatch, change_device):
-    """Collect the scratch of every launch of cooperative rows, with a device that makes few rows cooperative."""
-    change_device(row_elements=4096, programs=1, forward_progress=True)
-    found, scratch = [], cooperative.scratch
-
-    def note(*args):
-        found.append(scratch(*args))
-        return found[-1]
-
-    monkeypatch.setattr(cooperative, "scratch", note)
-    return found
-
-
-@pytest.fixture
-def in_threads(monkeypatch):
-    """The interpreter runs eight programs of a launch at a time, and says none which it is."""
-    if not devices.current.interpreted:
-        pytest.skip("programs of the interpreter")
-    one_at_a_time, rewrite = threading.Lock(), interpreter.InterpretedFunction.rewrite
-
-    def rewrite_in_turn(self):
-        # Python 3.11's parser fails where two threads build syntax trees at the same time.
-        with one_at_a_time:
-            return rewrite(self)
-
-    def run(self, *args, **kwargs):
-        names = inspect.getfullargspec(self.fn).args
-        bound = inspect.getcallargs(self.fn, *args, **{name: kwargs[name] for name in names if name in kwargs})
-        bound |= {name: interpreter._implicit_cvt(bound[name]) for name in names if name not in self.constexprs}
-        programs, failed = iter(range(math.prod(self.grid))), []
-
-        def work():
-            with np.errstate(all="ignore"):
-                for _ in programs:
-                    try:
-                        self.fn(**bound)
-                    except Exception as error:  # noqa: BLE001 - whatever it is, the test fails by it
-                        failed.append(error)
-
-        scope = interpreter._patch_lang(self.fn)
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=300)
-        scope.restore()
-        assert not failed and not any(thread.is_alive() for thread in threads)
-
-    monkeypatch.setattr(interpreter.InterpretedFunction, "rewrite", rewrite_in_turn)
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", run)
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_programs_take_tickets_for_slices_of_a_row(
-    dtype, device, cooperative_launches, in_threads, change_tables, change_device
-):
-    change_device(row_elements=32)
-    few = {"cooperative": Cooperative(256, 4, 4), "cooperative_staged": Cooperative(256, 3, 4)}
-    few["cooperative_16bit"] = few["cooperative_staged"]
-    change_tables(rows={"cooperative_bytes": 256, **few})
-    x, grad = (torch.randn(4, 1000, device=device).to(dtype) for _ in range(2))
-    x[1] *= 40
-    functions = [
-        (lambda x: _SOFTMAX._softmax_(x, 1, False), lambda x: x.softmax(1), (x,)),
-        (lambda x: _SOFTMAX._log_softmax_(x, 1, False), lambda x: x.log_softmax(1), (x,)),
-    ]
-    # Reductions of several 16-bit operands have no cooperative rows.
-    for name in ("_log_softmax_backward_data", "_softmax_backward_data")[: dtype.itemsize // 2]:
-        ours, aten = getattr(_SOFTMAX, name), getattr(torch, name)
-        operands = grad, x.log_softmax(1) if "log" in name else x.softmax(1)
-        functions.append((*[lambda g, y, f=f: f(g, y, 1, g.dtype) for f in (ours, aten)], operands))
-    for ours, aten, operands in functions:
-        (result,) = ours(*operands)
-        assert_close(result + 0.0, aten(*operands) + 0.0, aten(*[value.double() for value in operands]))
-        words = cooperative_launches.pop()
-        tickets, states = int(words[0]), words[words != 0][1:]
-        # Every program had a ticket, and left each of its row's states.
-        assert tickets > 4 and tickets % 4 == 0 and len(states) % tickets == 0 and (states % 2 == 1).all()
-    assert not cooperative_launches
-
-
-on_a_gpu = pytest.mark.skipif(
-    not devices.current.forward_progress or devices.current.type == "cpu", reason="programs that run at the same time"
-)
-
-
-@on_a_gpu
-@pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("n", "dtype"),
-    [(n, dtype) for n in (98_312, 128_256, 500_000) for dtype in (torch.float16, torch.bfloat16)]
-    + [(n, torch.float32) for n in (49_160, 65_536)],
-    ids=str,
-)
-def test_rows_that_programs_share(n, dtype, device, cooperative_launches):
-    x, grad = (torch.randn(3, n, device=device).to(dtype) for _ in range(2))
-    weight, bias = (torch.randn(n, device=device).to(dtype) for _ in range(2))
-    x[1] *= 40
-    functions = {
-        "_softmax": (lambda x: x.softmax(1), (x,)),
-        "_log_softmax": (lambda x: x.log_softmax(1), (x,)),
-        "_softmax_backward_data": (lambda g, y: torch._softmax_backward_data(g, y, 1, g.dtype), (grad, x.softmax(1))),
-        "_log_softmax_backward_data": (
-            lambda g, y: torch._log_softmax_backward_data(g, y, 1, g.dtype),
-            (grad, x.log_softmax(1)),
-        ),
-        "native_layer_norm": (lambda *args: torch.native_layer_norm(args[0], (n,), *args[1:], 1e-5), (x, weight, bias)),
-    }
-    for name, (function, operands) in functions.items():
-        cooperative_launches.clear()
-        with tritonite.use_gems():
-            ours = [function(*operands) for _ in range(3)]
-        exact = function(*[value.double() for value in operands])
-        for all_of_one in zip(
-            *[y if isinstance(y, tuple) else (y,) for y in (*ours, function(*operands), exact)], strict=True
-        ):
-            # Without the sign of zeros, which ATen makes by another formula.
-            assert_close(all_of_one[0] + 0.0, *[y + 0.0 for y in all_of_one[3:]])
-            assert all(torch.equal(all_of_one[0], again) for again in all_of_one[1:3])
-        alone = dtype.itemsize < 4 and name in ("native_layer_norm", "_softmax_backward_data")
-        assert bool(cooperative_launches) is not alone and served(name)
-    x[2, n - 1], x[0, 5] = math.nan, -math.inf
-    with tritonite.use_gems():
-        y = x.softmax(1)
-    assert y[2].isnan().all() and not y[:2].isnan().any() and y[0, 5] == 0
-
-
-@on_a_gpu
-def test_shared_rows_on_streams_and_in_graphs(device, cooperative_launches):
-    x = torch.randn(600, 128_256, device=device, dtype=torch.float16)
-    with tritonite.use_gems():
-        expected, transposed = x.softmax(1), x.flip(0).softmax(1)
-        streams = torch.cuda.Stream(), torch.cuda.Stream()
-        torch.cuda.synchronize()
-        found = []
-        for i in range(6):
-            with torch.cuda.stream(streams[i % 2]):
-                found.append(x.softmax(1))
-        torch.cuda.synchronize()
-        assert cooperative_launches and all(torch.equal(y, expected) for y in found)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = x.softmax(1)
-    for rows, results in ((x.clone(), expected), (x.flip(0), transposed)):
-        x.copy_(rows)
-        graph.replay()
-        assert torch.equal(y, results)
-
-
-def test_numbers_reach_kernels_as_they_are(device, monkeypatch):
+def test_scalar_arguments_reach_kernels_unchanged(device, monkeypatch):
     number, launches = object(), []
     monkeypatch.setattr(LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(args))
     x, sums = torch.ones(4, 8, device=device), torch.empty(4, device=device)
@@ -303,7 +106,7 @@ def test_numbers_reach_kernels_as_they_are(device, monkeypatch):
     assert len(launches) == 2 and all(any(value is number for value in args) for args in launches)
 
 
-def test_facts_are_known_by_their_functions_source():
+def test_metadata_distinguishes_functions_by_their_source():
     class Function:
         __repr__ = lambda _: "function"
 
@@ -339,16 +142,16 @@ def test_rows_of_one_value_have_no_variance(value, dtype, device, cut):
     assert served("var_mean.correction")
 
 
-def test_shares_less_than_the_smallest_normal_number(device):
+def test_subnormal_probabilities(device):
     x = torch.tensor([0.0, -87, -88, -89, -91, -92, -float("inf")], device=device).bfloat16()
     exact = x.double().softmax(0)
     with tritonite.use_gems():
-        shares = x.softmax(0)
+        probabilities = x.softmax(0)
     # Subnormals of bfloat16 are multiples of 2^-133.
-    assert ((shares.double() - exact).abs() <= torch.maximum(exact * 2**-8, torch.tensor(2.0**-134))).all()
+    assert ((probabilities.double() - exact).abs() <= torch.maximum(exact * 2**-8, torch.tensor(2.0**-134))).all()
 
 
-def test_split_rows_whose_order_is_not_memorys(device, change_device):
+def test_split_rows_in_another_order_than_in_memory(device, change_device):
     change_device(row_elements=32, row_columns=16, programs=64)
     x = torch.randn(3, 2, 300 if FULL else 150, device=device).transpose(0, 1)
     expected = x.softmax(-1), x.sum(-1), x.var(-1)
@@ -356,7 +159,7 @@ def test_split_rows_whose_order_is_not_memorys(device, change_device):
         torch.testing.assert_close((x.softmax(-1), x.sum(-1), x.var(-1)), expected)
 
 
-def test_indices_are_of_the_first_and_of_nan(device, cut):
+def test_indices_of_extrema_are_of_the_first_or_of_nan(device, cut):
     ties = torch.tensor([[1.0, 3.0, 3.0, -1.0], [2.0, 2.0, 2.0, 2.0], [-math.inf] * 4], device=device).repeat(1, 17)
     holes = ties.clone()
     holes[:, 5], holes[:, 60] = math.nan, math.nan
@@ -373,7 +176,7 @@ def test_indices_are_of_the_first_and_of_nan(device, cut):
 
 @pytest.mark.parametrize("n", [600, 1024])
 def test_indices_in_many_rows(n, device, change_device):
-    """Programs go through blocks, so that the first of equal elements may be in any block."""
+    """A program reads a row in several blocks. The first of equal elements may be in any of them."""
     change_device(row_elements=4096, programs=4)
     x = torch.randint(9, (9, n), device=device).float()
     x[3, 500:510], x[4], x[5, 255:257] = math.nan, -math.inf, 9
@@ -402,7 +205,7 @@ def test_elements_are_converted_first(dtype, device):
 
 @pytest.mark.parametrize("n", [1, 2, 5, 64])
 def test_sums_of_negative_zeros_are_positive(n, device):
-    """However long they are, as ATen's that begin with 0."""
+    """ATen's sums begin with 0, whatever the length."""
     nothing, one, columns = (torch.full((n,), number, device=device) for number in (-0.0, 1.0, 2.0))
     rows, flat = torch.full((n, 4), -0.0, device=device), torch.ones(4, device=device)
     mean, rstd, masks = (
@@ -427,7 +230,7 @@ def test_sums_of_negative_zeros_are_positive(n, device):
     assert all(map(served, ("binary_cross_entropy", "dot", "native_layer_norm_backward", "native_batch_norm_backward")))
 
 
-def test_gradients_that_nobody_asked_for(device):
+def test_layer_norm_gradients_of_some_arguments(device):
     x = torch.randn(6, 8, device=device, requires_grad=True)
     weight = torch.randn(8, device=device)
     for arguments in ((None, None), (weight, None), (weight.clone().requires_grad_(), weight.clone().requires_grad_())):
@@ -443,7 +246,7 @@ def test_gradients_that_nobody_asked_for(device):
     assert served("native_layer_norm_backward")
 
 
-def test_sets_of_none(device):
+def test_reductions_of_no_elements(device):
     x = torch.empty(3, 0, 2, device=device)
     with tritonite.use_gems():
         assert x.sum() == 0 and x.prod(1).eq(1).all() and x.mean().isnan() and not x.any() and x.all()
@@ -454,7 +257,7 @@ def test_sets_of_none(device):
             x.max()
 
 
-def test_what_aten_refuses_or_warns_of_is_atens(device):
+def test_errors_and_warnings_are_atens(device):
     x = torch.randn(3, 4, device=device)
     with tritonite.use_gems():
         with pytest.raises(IndexError):
@@ -472,390 +275,3 @@ def test_the_same_bits_every_time(device, cut):
         first = x.sum(), x.sum(0), x.std(1), x.softmax(0)
         for _ in range(2 if FULL else 1):
             assert all(map(torch.equal, first, (x.sum(), x.sum(0), x.std(1), x.softmax(0))))
-
-
-def test_outputs_may_have_any_strides_but_no_input(device):
-    x = torch.randn(6, 8, device=device)
-    out, expected = torch.empty(8, 2, device=device)[:, 0], x.sum(0)
-    with tritonite.use_gems():
-        torch.sum(x, 0, out=out)
-        torch.testing.assert_close(out, expected)
-        assert served("sum.IntList_out")
-        torch.amax(x, 1, out=x[:, 0].view(6))
-    assert tritonite.stats()["amax.out"].declined
-
-
-def test_one_stride_serves_what_several_dimensions_share():
-    """A group norm's weights have one for each channel; its elements lie in a line, and are read in vectors."""
-    x, weight = torch.empty(3, 2, 4, 36, dtype=torch.float16), torch.empty(8).view(1, 2, 4, 1).expand(3, 2, 4, 36)
-    space = RowSpace.of((x, weight), (2, 3), (x,), (), False)
-    assert space.reduced[0] == ((1,), (0, 1)) and space.reduced[1] == ((1,),)
-    assert space.shapes == ((2,), (36,)) and space.kept[0][0] == (144,)
-
-
-def test_weights_of_channel_groups_leave_elements_in_vectors():
-    x, weight = torch.empty(3, 2, 8, 7, dtype=torch.float16), torch.empty(1, 2, 8, 1).expand(3, 2, 8, 7)
-    space = RowSpace.of((x, weight), (2, 3), (x,), (), False)
-    assert space.aligned == 8 and space.vector_width == 8 and space.segment == 1 and space.full_operands == 2
-
-
-@pytest.mark.parametrize("width", [16, 17, 40])
-def test_columns_of_many_blocks(width, device, change_device):
-    """Loads of 16 bytes or of an element are prefetched by a block, with a full or a partial last block."""
-    change_device(row_elements=256, programs=1)
-    for x in (torch.randn(128, width, device=device), torch.randint(9, (101, width), device=device).float()):
-        expected = x.min(0), x.sum(0), x.logsumexp(0)
-        with tritonite.use_gems():
-            torch.testing.assert_close((x.min(0), x.sum(0), x.logsumexp(0)), expected)
-    assert served("min.dim") and served("sum.dim_IntList") and served("logsumexp")
-
-
-@pytest.mark.parametrize("programs", [1, 64])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-def test_columns_whose_elements_are_grouped(dtype, programs, device, change_device):
-    """A thread has several elements of a column, and the last are masked; groups may hold infinities or nan."""
-    change_device(row_elements=4096, programs=programs)
-    for shape in ((200, 40), (201, 33), (4101, 64)):
-        x = torch.randn(shape, device=device).to(dtype)
-        x[:150, 0], x[:, 1], x[9, 2], x[190, 3] = -math.inf, -math.inf, math.inf, math.nan
-        space = RowSpace.of((x,), (0,), (), (), False)
-        chosen = blocks.for_reduction(space, 2)
-        assert chosen.steps > 1 and (dtype.itemsize < 4 or chosen.groups(space)[0] > 1)
-        expected = x.double().logsumexp(0).to(dtype)
-        with tritonite.use_gems():
-            torch.testing.assert_close(x.logsumexp(0), expected, equal_nan=True)
-    assert served("logsumexp")
-
-
-@pytest.mark.parametrize(("dtype", "cut"), with_cuts(torch.float16, torch.float32), indirect=["cut"])
-def test_columns_that_a_block_holds(dtype, device, cut):
-    x = torch.randn(3, 21, 40, device=device).to(dtype)
-    x[0, :20, 0], x[1, :, 1], x[2, 5, 2], x[2, 5, 3] = -math.inf, -math.inf, math.inf, math.nan
-    for name in ("softmax", "log_softmax"):
-        with tritonite.use_gems():
-            found = getattr(x, name)(1)
-        torch.testing.assert_close(found, getattr(x.double(), name)(1).to(dtype), equal_nan=True)
-    assert served("_softmax") and served("_log_softmax")
-
-
-def test_split_columns_of_a_gradient_that_is_one_number(device, change_device):
-    """The first operand is the same for all, and there are fewer states than operands."""
-    change_device(row_elements=32, row_columns=16, programs=64)
-    x, weight = torch.randn(70, 5, device=device), torch.randn(5, device=device)
-    _, mean, rstd = torch.native_layer_norm(x, (5,), weight, None, 1e-5)
-    grad = torch.ones((), device=device).expand(70, 5)
-    arguments = (grad, x, (5,), mean, rstd, weight, None, (False, True, False))
-    expected = torch.ops.aten.native_layer_norm_backward(*arguments)[1]
-    with tritonite.use_gems():
-        torch.testing.assert_close(torch.ops.aten.native_layer_norm_backward(*arguments)[1], expected)
-    assert served("native_layer_norm_backward")
-
-
-def cut_for_transform(x, inputs, dim, traits):
-    """The blocks of a row operator, which are all of the space."""
-    space = RowSpace.of(inputs, (dim,), (x,), (), False)
-    cut = blocks.for_transform(space, traits)
-    assert cut.programs * cut.rows >= space.n_kept * cut.programs_per_row
-    assert cut.columns * cut.steps * cut.splits * cut.programs_per_row >= space.n_reduced
-    return cut
-
-
-@libentry()
-@triton.jit
-def _divide(x, out, sizes, COUNT: tl.constexpr):
-    places = tl.arange(0, COUNT)
-    tl.store(out + places, quotient(tl.load(x + places), sizes[0]))
-
-
-@pytest.mark.parametrize("divisor", [2, 3, 7, 8, 167, 4097, 65_535, 2**20 + 1, 2**30, 2**30 + 1, 2**31 - 1])
-def test_quotients_by_a_product(divisor, device):
-    near = [n * divisor + d for n in (0, 1, 2, 3, 1000, 2**31 // divisor) for d in (-1, 0, 1)]
-    near = [n for n in near if 0 <= n < 2**31]
-    x = torch.cat([torch.tensor(near, dtype=torch.int32), torch.randint(2**31 - 1, (64 - len(near),)).int()]).to(device)
-    out = torch.empty_like(x)
-    _divide[(1,)](x, out, (divisor,), COUNT=64)
-    assert torch.equal(out, x // divisor)
-
-
-@pytest.mark.parametrize("long", [False, True], ids=["32 bits", "64 bits"])
-def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
-    """The product of index and stride needs 64 bits, for an operand that is transposed."""
-    if long:
-        monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
-    x, y = torch.randn(2, 1301, 1303, device=device)
-    y = y.reshape(1303, 1301).t()
-    with tritonite.use_gems():
-        found = torch.nn.functional.mse_loss(x, y)
-    assert served("mse_loss") == 1
-    torch.testing.assert_close(found, ((x - y) ** 2).mean())
-
-
-@pytest.mark.parametrize(
-    ("part", "dtype", "aligned"),
-    [
-        (36, torch.float16, 4),
-        (36, torch.float32, 4),
-        (38, torch.float16, 2),
-        (38, torch.float32, 2),
-        (35, torch.float16, 0),
-    ],
-)
-def test_rows_in_several_slices_are_aligned_if_each_is(part, dtype, aligned):
-    x = torch.empty(16, 3, part, dtype=dtype)
-    assert RowSpace.of((x,), (0, 2), (), (), False).aligned == aligned
-
-
-BEGINNINGS = [
-    (n, dtype, programs)
-    for n in (129, 130, 131, 137, 255, 257, 300, 517)
-    for dtype in (torch.float16, torch.float32)
-    for programs in (1, 64)
-]
-if not FULL:
-    BEGINNINGS = [(129, torch.float16, 1), (131, torch.float32, 64), (255, torch.float16, 64), (257, torch.float32, 1)]
-
-
-@pytest.mark.parametrize(("n", "dtype", "programs"), BEGINNINGS, ids=str)
-def test_misaligned_rows(n, dtype, programs, device, change_device):
-    """Misaligned rows are read by vectors, except before the first vector boundary and behind the last."""
-    change_device(row_elements=32, row_columns=16, programs=programs)
-    # One row more than there are misalignments.
-    rows = 16 // dtype.itemsize + 1
-    storage = torch.randn(rows, n + 1, device=device).to(dtype)
-    for x in (storage.view(-1)[: rows * n].view(rows, n), storage[:, :n], storage[:, 1:]):
-        grad, y = torch.randn_like(x), x.softmax(1)
-        calls = {
-            "_softmax": lambda x=x: x.softmax(1),
-            "_log_softmax": lambda x=x: x.log_softmax(1),
-            "native_layer_norm": lambda x=x: torch.native_layer_norm(x, (n,), None, None, 1e-5),
-            "_softmax_backward_data": lambda x=x, grad=grad, y=y: torch.ops.aten._softmax_backward_data(
-                grad, y, 1, x.dtype
-            ),
-        }
-        check_each(calls, dtype)
-
-
-def test_rows_are_shifted_in_place(device, change_device):
-    """The last block, which has no whole vector, must not read results of the block before it."""
-    change_device(row_elements=32, programs=1)
-    # Up to 263 elements behind the first vector boundary leave the ninth block of 32 empty.
-    for n in range(256, 275) if FULL else (257, 259, 262, 274):
-        x = torch.randn(7, n, device=device)
-        expected = x.softmax(1)
-        with tritonite.use_gems():
-            torch.ops.aten._softmax.out(x, 1, False, out=x)
-        torch.testing.assert_close(x, expected)
-    assert served("_softmax.out")
-
-
-def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
-    monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    x, y = torch.empty(300, 36_555, dtype=torch.float16), torch.empty(300, 36_560, dtype=torch.float16)
-    for others, shifted in (((x,), True), ((x, x), True), ((y[:, :-5],), False), ((x.float(),), False)):
-        space = RowSpace.of((x,), (1,), others, (), False)
-        found = blocks.with_aligned_loads(space, (x, *others), True)
-        assert found.misaligned == shifted and found.vector_width == (8 if shifted else 1)
-    short = x[:, :1000]
-    assert not blocks.with_aligned_loads(
-        RowSpace.of((short,), (1,), (short,), (), False), (short, short), True
-    ).misaligned
-
-
-@pytest.mark.parametrize(
-    ("length_and_word", "cut"), with_cuts((100, 4), (102, 2), (104, 8), (101, 8)), indirect=["cut"]
-)
-def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, device, cut):
-    """If only 1 divides the length, rows are read by whole vectors except for the end."""
-    length, word = length_and_word
-    x = torch.randn(9 if FULL else 5, 112, device=device).half()[:, :length]
-    assert RowSpace.of((x,), (1,), (torch.empty_like(x),), (), False).vector_width == word
-    expected = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
-    with tritonite.use_gems():
-        found = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
-    torch.testing.assert_close(found, expected)
-    assert served("sum.dim_IntList") and served("_softmax") and served("native_layer_norm")
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((72, 117), torch.float32), ((72, 117), torch.bfloat16)]
-    + ([((250, 33), torch.float32), ((250, 33), torch.bfloat16)] if FULL else [((168, 49), torch.float32)]),
-    ids=str,
-)
-def test_many_misaligned_rows(shape, dtype, device, change_device):
-    """Misaligned rows are alone, with a column-major gradient, or with weights, on a device for which they are long."""
-    change_device(row_elements=128, programs=1)
-    x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
-    gradient = torch.randn(shape[::-1], device=device).to(dtype).mT
-    layer_norm = functools.partial(torch.nn.functional.layer_norm, x, shape[1:], weight)
-    log_softmax_backward = functools.partial(torch.ops.aten._log_softmax_backward_data, gradient, x, 1, dtype)
-    expected = x.softmax(1), layer_norm(), log_softmax_backward(), x.sum(1), x.sum(0)
-    with tritonite.use_gems():
-        found = x.softmax(1), layer_norm(), log_softmax_backward(), x.sum(1), x.sum(0)
-    torch.testing.assert_close(found, expected, atol=1e-2 if dtype is torch.bfloat16 else 1e-5, rtol=1.6e-2)
-    assert served("_softmax") and served("native_layer_norm") and served("_log_softmax_backward_data")
-
-
-# A row of 17 or 18 elements has nine tiny blocks, enough for several programs.
-UPRIGHT = [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)]
-UPRIGHT = UPRIGHT if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), ((18, 17), 1)]
-
-
-@pytest.mark.parametrize(("shape_and_beside", "cut"), with_cuts(*UPRIGHT), indirect=["cut"])
-def test_columns_are_read_by_the_width_that_divides_all_strides(shape_and_beside, device, cut):
-    shape, beside = shape_and_beside
-    for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
-        x = x[..., : shape[-1]]
-        assert RowSpace.of((x,), (x.dim() - 2,), (), (), False).kept_alignment == beside
-        expected = x.sum(-2), x.softmax(-2)
-        with tritonite.use_gems():
-            torch.testing.assert_close((x.sum(-2), x.softmax(-2)), expected)
-    assert served("sum.dim_IntList") and served("_softmax")
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((96, 33), torch.bfloat16), ((97, 17), torch.float16)]
-    + ([((96, 33), torch.float16), ((97, 33), torch.bfloat16), ((3, 64, 15), torch.bfloat16)] if FULL else []),
-    ids=str,
-)
-def test_16_bit_columns_loaded_one_by_one(shape, dtype, device, change_device):
-    """16-bit columns are loaded by elements, in several prefetched blocks, the last of which is full or partial."""
-    change_device(row_elements=64, row_columns=16, programs=4)
-    x = torch.randn(shape, device=device).to(dtype)
-    x[..., 5, :] = 0
-    assert RowSpace.of((x,), (x.dim() - 2,), (), (), False).scalar_loads
-    assert not RowSpace.of((x[..., :-1].contiguous(),), (x.dim() - 2,), (), (), False).scalar_loads
-    functions = {
-        "sum.dim_IntList": lambda: x.sum(-2),
-        "amax": lambda: x.amax(-2),
-        "argmax": lambda: x.argmax(-2),
-        "count_nonzero": lambda: x.count_nonzero(-2),
-        "var.correction": lambda: x.var(-2),
-        "logsumexp": lambda: x.logsumexp(-2),
-    }
-    for name, function in functions.items():
-        expected = function()
-        with tritonite.use_gems():
-            found = function()
-            assert served(name)
-        torch.testing.assert_close(found, expected, rtol=1.6e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("count", "length", "beside", "programs"),
-    [(*space, programs) for space in ((9, 33, 8), (9, 100, 2), (9, 100, 7)) for programs in (1, 8, 512)]
-    if FULL
-    else [(9, 33, 8, 1), (9, 33, 8, 512), (3, 100, 2, 8), (3, 100, 2, 512), (3, 100, 7, 1)],
-)
-def test_columns_of_few_kept_elements(count, length, beside, programs, device, change_device):
-    """A program has all kept elements in blocks, or in a small space some of them with whole columns."""
-    change_device(row_elements=32, row_columns=64, programs=programs)
-    grad, x = torch.randn(2, count, length, beside, device=device)
-    with tritonite.use_gems():
-        shares, total, largest = x.softmax(1), x.sum(1), x.max(1)
-        gradient = torch._softmax_backward_data(grad, shares, 1, torch.float32)
-    torch.testing.assert_close(shares, x.double().softmax(1).float())
-    torch.testing.assert_close(total, x.double().sum(1).float())
-    assert torch.equal(largest.indices, x.max(1).indices)
-    exact = torch._softmax_backward_data(grad.double(), shares.double(), 1, torch.float64)
-    torch.testing.assert_close(gradient, exact.float())
-
-
-@pytest.mark.parametrize("programs", [1, 8, 512])
-def test_columns_with_gaps(programs, device, change_device):
-    """Columns in the same memory sector belong to the same program."""
-    change_device(row_elements=32, row_columns=64, programs=programs)
-    x = torch.randn(*((3, 100) if FULL else (2, 60)), 6, 2, device=device)[:, :, ::2]
-    expected = *torch.std_mean(x, 1), x.softmax(1), x.sum((0, 1))
-    with tritonite.use_gems():
-        torch.testing.assert_close((*torch.std_mean(x, 1), x.softmax(1), x.sum((0, 1))), expected)
-    assert served("std_mean.correction") and served("_softmax") and served("sum.dim_IntList")
-
-
-SHORT_COLUMNS = {
-    "sum.dim_IntList": lambda x: x.sum(1),
-    "mean.dim": lambda x: x.mean(1),
-    "amax": lambda x: x.amax(1),
-    "prod.dim_int": lambda x: x.prod(1),
-    "any.dim": lambda x: (x > 1).any(1),
-    "var.correction": lambda x: x.var(1, correction=0),
-    "argmax": lambda x: x.argmax(1),
-    "logsumexp": lambda x: x.logsumexp(1),
-    "_softmax": lambda x: x.softmax(1),
-    "_log_softmax": lambda x: x.log_softmax(1),
-    "cumsum": lambda x: x.cumsum(1),
-    "_softmax_backward_data": lambda x: torch._softmax_backward_data(x, x, 1, x.dtype),
-}
-
-
-# Rows that are read by 16 bytes, by 4, and one by one; a length that fills a block's columns, and one that does not.
-@pytest.mark.parametrize("shape", [(3, 2, 256), (2, 5, 514), (2, 21, 129), (1, 32, 520), (40, 3, 7)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_short_columns_in_a_thread_each(shape, dtype, device, change_device):
-    change_device(programs=2)
-    x = torch.randn(shape, device=device).to(dtype)
-    chosen = blocks.for_reduction(RowSpace.of((x,), (1,), (), (), False), 1)
-    assert chosen.meta_fields(RowSpace.of((x,), (1,), (), (), False))["row_per_thread"]
-    close = {"rtol": 1.6e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {"rtol": 4e-3, "atol": 4e-3}
-    for name, function in SHORT_COLUMNS.items():
-        expected = function(x.double()) if name != "_softmax_backward_data" else function(x)
-        with tritonite.use_gems():
-            found = function(x)
-        torch.testing.assert_close(found, expected.to(found.dtype), **close)
-        assert served(name)
-
-
-@pytest.mark.parametrize("shape", [(64, 100), (4, 3, 5)], ids=str)
-def test_columns_of_one_element_in_memory(shape, device):
-    """Every operand is expanded along all dimensions, so that none is read whole."""
-    x = torch.randn(1, device=device).expand(shape)
-    expected = torch.softmax(x, 0), torch.ops.aten._softmax_backward_data(x, x, 0, x.dtype)
-    with tritonite.use_gems(faster_only=False):
-        found = torch.softmax(x, 0), torch.ops.aten._softmax_backward_data(x, x, 0, x.dtype)
-    torch.testing.assert_close(found, expected)
-    assert served("_softmax") and served("_softmax_backward_data")
-
-
-def test_pairs_of_odd_rows_are_contiguous():
-    """The contiguity hint for pairs holds, and there is none where rows are not contiguous."""
-    odd, even, gaps = torch.empty(4, 3, 55), torch.empty(4, 3, 56), torch.empty(4, 3, 110)[..., ::2]
-    found = [RowSpace.of((x,), (1,), (), (), False) for x in (odd, even, gaps)]
-    assert [space.odd_strides for space in found] == [True, False, False]
-    assert (
-        RowSpace.of((odd,), (1,), (odd,), (), False).odd_strides
-        and not RowSpace.of((odd, gaps[..., :55]), (1,), (), (), False).odd_strides
-    )
-
-
-@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)], ids=str)
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("copied", [False, True])
-def test_operands_across_the_results_grain(order, dim, copied, device, change_tables):
-    """Large ones are copied first, and small ones read as they are."""
-    change_tables(rows={"copied_elements": 0 if copied else 2**19})
-    x = torch.randn([(17, 20, 24)[d] for d in order], device=device).permute([order.index(d) for d in range(3)])
-    grad = torch.randn(17, 20, 24, device=device)
-    with tritonite.use_gems():
-        shares = x.softmax(dim)
-        gradient = torch._softmax_backward_data(grad, x, dim, torch.float32)
-    torch.testing.assert_close(shares, x.double().softmax(dim).float())
-    exact = torch._softmax_backward_data(grad.double(), x.double(), dim, torch.float64)
-    torch.testing.assert_close(gradient, exact.float(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("length", "dtype"),
-    [(72, torch.float16), (136, torch.bfloat16), (200, torch.float16), (208, torch.bfloat16)]
-    + ([(72, torch.bfloat16), (136, torch.float16), (200, torch.bfloat16), (208, torch.float16)] if FULL else []),
-    ids=str,
-)
-def test_norms_of_rows_far_from_a_power_of_2(length, dtype, device, change_device):
-    change_device(row_elements=64, programs=8)
-    x, weight, bias = [torch.randn(shape, device=device).to(dtype) for shape in ((9, length), (length,), (length,))]
-    norm = torch.nn.functional.layer_norm
-    aten, exact = norm(x, (length,), weight, bias), norm(x.double(), (length,), weight.double(), bias.double())
-    with tritonite.use_gems():
-        found = norm(x, (length,), weight, bias)
-    assert_close(found, aten, exact)
-    assert served("native_layer_norm")

@@ -32,7 +32,7 @@ from tritonite.testing.samples import (
 
 
 def _exceptions():
-    """Yield exceptions for the device in use; those for every device are checked on the CPU."""
+    """Yield exceptions for the current device. Those for every device are tested on the CPU."""
     for exception in MAY_DECLINE:
         if (exception.device or "cpu") == tritonite.device:
             yield pytest.param(exception, id=f"{exception.names[0]}-{exception.labels[0]}")
@@ -42,14 +42,14 @@ WAYS = {"functional", "in-place", "out=", "gradient"}
 
 
 def _named(exception):
-    """The functions of OpInfo that an exception names, if its labels are ways to call one, or else the overloads."""
+    """Return the OpInfo functions that an exception names, or its overloads if its labels are not ways to call one."""
     names = opinfo.infos() if WAYS.issuperset(exception.labels) else {**tritonite.overloads(), **opinfo.infos()}
     return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in exception.names)]
 
 
 def _check(name, exception, dtype):
     if name in tritonite.overloads() and not WAYS.issuperset(exception.labels):
-        # For an exception with every label two layouts are enough without the full set.
+        # For an exception with every label, two layouts are tested without the full set.
         labels = exception.labels if FULL or exception.labels != ("*",) else ("contiguous*", "channels_last*")
         return verify.check_overload(tritonite.overloads()[name], dtype, labels=labels)
     return verify.check_opinfo(name, opinfo.infos()[name], dtype, limit=6)
@@ -57,7 +57,7 @@ def _check(name, exception, dtype):
 
 @pytest.mark.parametrize("exception", list(_exceptions()))
 def test_an_exception_is_needed(exception, monkeypatch):
-    """Without it, whatever it names fails in every dtype that it names, and each of its labels is of a failure."""
+    """Without the exception, each named overload fails in each named dtype, and each label belongs to a failure."""
     monkeypatch.setattr(verify, "MAY_DECLINE", [])
     found, labels = set(), set()
     for name in _named(exception):
@@ -74,8 +74,8 @@ def test_an_exception_is_needed(exception, monkeypatch):
 
 
 @pytest.mark.parametrize("exception", MAY_DECLINE, ids=lambda exception: exception.names[0])
-def test_an_exception_names_what_exists(exception):
-    """Exceptions for another device are checked as well."""
+def test_an_exception_names_existing_overloads(exception):
+    """Exceptions for another device are tested as well."""
     assert all(fnmatch.filter(_named(exception), glob) for glob in exception.names)
 
 
@@ -120,7 +120,7 @@ def test_a_decline_fails(name, declining):
 
 @pytest.mark.declines("the test declines")
 @pytest.mark.skipif(tritonite.device == "cuda", reason="ATen has products of integers on CPUs alone")
-def test_a_decline_of_what_no_kernel_is_for_does_not(declining):
+def test_a_decline_of_an_unsupported_call_passes(declining):
     declining("mm", lambda *_: True)
     report = verify.check_overload(tritonite.overloads()["mm"], torch.int32, labels=("transposed",))
     assert report.samples == len(report.declined) == 1 and not report.served and not report.failures
@@ -149,7 +149,7 @@ def test_a_function_of_which_all_samples_decline_fails(declining):
     assert {failure.partition(":")[0] for failure in report.failures} == {"functional", "in-place", "out=", "gradient"}
 
 
-def test_what_never_reaches_a_kernel_is_declined(monkeypatch):
+def test_samples_that_reach_no_kernel_are_declined(monkeypatch):
     op = tritonite.overloads()["exp"]
     monkeypatch.setattr(verify, "use_gems", lambda **_: contextlib.nullcontext())
     report = verify.check_overload(op, torch.float32, labels=("zero_dim",))
@@ -227,8 +227,8 @@ def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
             assert [part.dtype for part in template] == [part.dtype for part in made], sample.label
 
 
-def test_what_is_written_is_judged_by_the_familys_reference(monkeypatch):
-    """The reference has no outputs."""
+def test_outputs_are_judged_by_the_familys_reference(monkeypatch):
+    """The reference function has no output arguments."""
     asked = []
 
     def reference(self):
@@ -244,8 +244,8 @@ def test_what_is_written_is_judged_by_the_familys_reference(monkeypatch):
     assert wrong.error > 1e5
 
 
-def test_no_sign_is_asked_of_a_product_that_is_0():
-    """Signs of zeros are not compared for products by libraries; an outer product is ATen's own."""
+def test_signs_of_zero_products_are_not_compared():
+    """ATen's products call libraries. Outer products are ATen's own, and their signs are compared."""
     products = {op.packet for op in tritonite.overloads().values() if op.family == "matmul"}
     assert {packet for packet in products if compares_zero_sign(packet)} == {"addr", "_int_mm"}
 

@@ -34,7 +34,7 @@ MANY, COUNTED = (4, 4000) if FULL else (1, 2000)
 
 
 def _times(numel, given, dtype):
-    """Exponential numbers as ATen rounds them."""
+    """Return exponential numbers, rounded as ATen rounds them."""
     wide = dtype is torch.float64
     half = 2.0**-53 if wide else 2.0**-24
     u = strided(uniforms, numel, given, wide).astype(np.float64)
@@ -43,7 +43,7 @@ def _times(numel, given, dtype):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_samples_without_replacement_win_a_race(dtype, set_philox):
+def test_samples_without_replacement_have_the_least_ratios(dtype, set_philox):
     for shape, count in (((500,), 1), ((7, 300), 1), ((3, 1000), 5), ((2, 40), 40)):
         weights = torch.rand(shape).to(dtype)
         given = set_philox(17, 4 * 9)
@@ -51,7 +51,7 @@ def test_samples_without_replacement_win_a_race(dtype, set_philox):
         times = _times(weights.numel(), given, dtype).view(shape)
         ratios = (weights.double() / times.double()).to(dtype).double()
         assert drawn.dtype is torch.int64 and drawn.shape == (*shape[:-1], count)
-        # ATen leaves the order of equal ratios open, and logarithms may round differently.
+        # ATen leaves the order of equal ratios open, and logarithms may be rounded differently.
         best = ratios.sort(descending=True, dim=-1).values[..., :count]
         assert ((ratios.gather(-1, drawn) - best).abs() <= 2 * torch.finfo(dtype).eps * best).all()
         assert all(len(set(row.tolist())) == count for row in drawn.view(-1, count))
@@ -90,8 +90,8 @@ def test_weights_are_added_up_in_atens_order(dtype):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-def test_samples_with_replacement_are_where_uniform_numbers_fall(dtype, set_philox, monkeypatch):
-    # ATen's grid has three rows here, each with every third row of weights.
+def test_samples_with_replacement_search_the_cumulative_weights(dtype, set_philox, monkeypatch):
+    # ATen's grid has three rows here. Each of them takes every third row of weights.
     monkeypatch.setattr(rows_engine, "_ATEN_ROWS", 3)
     for n_rows, n, count in ((1, 1, 5), (2, 10, 300), (8, 1000, 130)):
         weights = torch.rand(n_rows, n, dtype=dtype)
@@ -100,32 +100,32 @@ def test_samples_with_replacement_are_where_uniform_numbers_fall(dtype, set_phil
         drawn = run_kernel("multinomial", weights if n_rows > 1 else weights[0], count, True).view(n_rows, count)
         height, width = min(n_rows, 3), -(-count // 128) * 128
         assert set_philox.advances[-1] == 4 * -(-n_rows // height)
-        shares = rows_engine.normalized(weights)
-        sums = tritonite.ops.cumsum(shares, 1).numpy()
+        probabilities = rows_engine.normalized(weights)
+        sums = tritonite.ops.cumsum(probabilities, 1).numpy()
         for row in range(n_rows):
             threads = row % height * width + np.arange(count)
             u = uniform_of(words_of(seed, offset // 4 + row // height, threads)[0]).astype(sums.dtype)
             expected = np.minimum(np.searchsorted(sums[row], u), n - 1)
-            assert (shares[row, drawn[row]] > 0).all()
+            assert (probabilities[row, drawn[row]] > 0).all()
             assert np.array_equal(drawn[row].numpy(), expected)
 
 
 @on_cpu
-def test_a_number_beyond_all_sums_takes_the_last_category_that_has_a_weight(set_philox):
-    """The largest uniform number, 1, is more than a sum that rounding has made less."""
+def test_a_number_beyond_the_total_takes_the_last_weighted_category(set_philox):
+    """Rounding may leave a total below the largest uniform number, 1."""
     set_philox(0, 0)
-    shares = torch.tensor([[0.0, 0.5, 0.0, 0.25, 0.0, 0.0]])
+    probabilities = torch.tensor([[0.0, 0.5, 0.0, 0.25, 0.0, 0.0]])
     out = torch.empty(1, 64, dtype=torch.int64)
-    rows_engine.sample_rows(shares, torch.tensor([[0.0, 1e-9, 1e-9, 2e-9, 2e-9, 2e-9]]), out, None)
+    rows_engine.sample_rows(probabilities, torch.tensor([[0.0, 1e-9, 1e-9, 2e-9, 2e-9, 2e-9]]), out, None)
     assert set(out.flatten().tolist()) <= {1, 3} and 3 in out
-    shares = torch.tensor([[1.0, 0.0, 0.0]])
-    rows_engine.sample_rows(shares, torch.full((1, 3), 1e-9), out, None)
+    probabilities = torch.tensor([[1.0, 0.0, 0.0]])
+    rows_engine.sample_rows(probabilities, torch.full((1, 3), 1e-9), out, None)
     assert not out.any()
 
 
 @pytest.mark.parametrize(("count", "replacement"), [(1, False), (3, False), (1, True), (3, True)])
 @on_cpu
-def test_weights_that_are_none_are_atens_to_refuse(count, replacement, device, path):
+def test_invalid_weights_raise(count, replacement, device, path):
     """On a GPU ATen's kernels stop the program, and so do these."""
     with tritonite.use_gems(include="multinomial"):
         for bad in ([0.0, 0.0, 0.0], [1.0, -1.0, 1.0], [1.0, math.nan, 1.0], [1.0, math.inf, 1.0]):
@@ -161,10 +161,10 @@ def test_multinomial_writes_outputs_of_any_layout(device):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_categories_come_as_often_as_their_weights_say(dtype, device):
+def test_frequencies_of_categories(dtype, device):
     torch.manual_seed(20240229)
     weights = torch.tensor([0.5, 2.0, 0.0, 1.0, 4.0, 0.25, 0.25], dtype=dtype, device=device)
-    shares = [x for x in (weights / weights.sum()).tolist() if x]
+    probabilities = [x for x in (weights / weights.sum()).tolist() if x]
     kept = torch.tensor([0, 1, 3, 4, 5, 6], device=device)
     with tritonite.use_gems(include="multinomial"):
         found = [torch.multinomial(weights.expand(500, 7), 1).flatten()]
@@ -177,9 +177,9 @@ def test_categories_come_as_often_as_their_weights_say(dtype, device):
     for drawn in (*found, first):
         assert not (drawn == 2).any()
         values = torch.searchsorted(kept, drawn.flatten()).cpu().numpy()
-        assert chi_square(values, shares) < 5 + 5 * math.sqrt(10)
+        assert chi_square(values, probabilities) < 5 + 5 * math.sqrt(10)
     assert not (first == second).any()
-    # The second is by the weights that are left.
+    # The second sample has the remaining weights.
     after = second[first == 4]
     left = [x for i, x in enumerate(weights.double().tolist()) if x and i != 4]
     rest = torch.tensor([0, 1, 3, 5, 6], device=device)
@@ -224,7 +224,7 @@ class Stream:
 
 
 def poisson_of(stream, rate, kind):
-    """curand_poisson."""
+    """Return curand_poisson's sample."""
     if rate < 64:
         product, count = np.float32(math.exp(float(np.float32(rate)))), 0
         while True:
@@ -251,7 +251,7 @@ def poisson_of(stream, rate, kind):
 
 
 def gamma_of(stream, alpha, kind):
-    """ATen's sample_gamma."""
+    """Return a sample by ATen's sample_gamma."""
     scale, least = kind(1), float(torch.finfo(_TORCH[kind]).tiny)
     if alpha == 0:
         return least
@@ -272,7 +272,7 @@ def gamma_of(stream, alpha, kind):
 
 
 def binomial_of(stream, parameters, kind):
-    """ATen's sample_binomial."""
+    """Return a sample by ATen's sample_binomial."""
     count, p = parameters
     if count <= 0 or p <= 0:
         return 0
@@ -359,14 +359,14 @@ def test_gamma_samples_are_atens(kind, set_philox):
     near = np.abs(found - expected) <= 1e-5 * np.abs(expected)
     assert near.mean() > 0.98 and (found >= torch.finfo(_TORCH[kind]).tiny).all()
     set_philox(3, 4 * 7)
-    shares = run_kernel("_sample_dirichlet", alphas.view(10, 15))
+    probabilities = run_kernel("_sample_dirichlet", alphas.view(10, 15))
     sums = torch.from_numpy(found).view(10, 15) / torch.from_numpy(found).view(10, 15).sum(-1, keepdim=True)
     info = torch.finfo(_TORCH[kind])
-    torch.testing.assert_close(shares, sums.clamp(info.tiny, 1 - info.eps))
+    torch.testing.assert_close(probabilities, sums.clamp(info.tiny, 1 - info.eps))
 
 
 @on_cpu
-def test_gamma_samples_of_half_types_are_rounded_ones(set_philox, monkeypatch):
+def test_gamma_samples_of_16_bit_floats_are_rounded(set_philox, monkeypatch):
     alphas = _concentrations(60, torch.bfloat16)
     # ATen refuses these dtypes on a CPU.
     monkeypatch.setattr(sampling, "_check", lambda *_, **__: None)
@@ -408,13 +408,13 @@ def test_binomial_samples_are_atens(kind, set_philox):
 
 @pytest.mark.declines("ATen refuses the rates")
 @on_cpu
-def test_rates_that_are_none_are_atens_to_refuse(device, path):
+def test_invalid_rates_raise(device, path):
     with tritonite.use_gems(include="poisson"), pytest.raises(RuntimeError, match="invalid Poisson rate"):
         torch.poisson(torch.tensor([1.0, -1.0, 3.0], device=device))
 
 
 @pytest.mark.parametrize("rate", [0.5, 12.0, 80.0])
-def test_poisson_samples_are_distributed_as_their_rate_says(rate, device):
+def test_distribution_of_poisson_samples(rate, device):
     torch.manual_seed(20240229)
     with tritonite.use_gems(include="poisson"):
         values = torch.poisson(torch.full((COUNTED,), rate, device=device)).cpu().numpy()
@@ -428,7 +428,7 @@ def test_poisson_samples_are_distributed_as_their_rate_says(rate, device):
 
 
 @pytest.mark.parametrize(("count", "p"), [(20, 0.1), (60, 0.5), (40, 0.85)])
-def test_binomial_samples_are_distributed_as_their_trials_say(count, p, device):
+def test_distribution_of_binomial_samples(count, p, device):
     torch.manual_seed(20240229)
     with tritonite.use_gems(include="binomial"):
         trials = torch.full((COUNTED,), float(count), device=device)
@@ -442,20 +442,20 @@ def test_binomial_samples_are_distributed_as_their_trials_say(count, p, device):
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 20.0])
-def test_gamma_samples_are_distributed_as_their_concentration_says(alpha, device):
-    """Kolmogorov and Smirnov's: beyond 1.95 one in a thousand."""
+def test_distribution_of_gamma_samples(alpha, device):
+    """By the Kolmogorov-Smirnov test, one in a thousand samples exceeds 1.95."""
     torch.manual_seed(20240229)
     with tritonite.use_gems(include=["_standard_gamma", "_sample_dirichlet"]):
         values = torch._standard_gamma(torch.full((1000 * MANY,), alpha, device=device)).double().cpu().sort().values
-        shares = torch._sample_dirichlet(torch.tensor([[alpha, 2.0, 0.5]], device=device).expand(250 * MANY, 3))
+        probabilities = torch._sample_dirichlet(torch.tensor([[alpha, 2.0, 0.5]], device=device).expand(250 * MANY, 3))
     expected = torch.special.gammainc(torch.tensor(alpha, dtype=torch.float64), values)
     steps = torch.arange(1000 * MANY + 1) / (1000 * MANY)
     assert (
         math.sqrt(1000 * MANY) * max(float((steps[1:] - expected).max()), float((expected - steps[:-1]).max())) < 1.95
     )
-    assert float((shares.sum(-1) - 1).abs().max()) < 1e-5
+    assert float((probabilities.sum(-1) - 1).abs().max()) < 1e-5
     means = torch.tensor([alpha, 2.0, 0.5], device=device) / (alpha + 2.5)
-    assert float((shares.mean(0) - means).abs().max()) < 5 * 0.5 / math.sqrt(250 * MANY)
+    assert float((probabilities.mean(0) - means).abs().max()) < 5 * 0.5 / math.sqrt(250 * MANY)
 
 
 # ATen's own, on a GPU.
@@ -510,7 +510,7 @@ def test_samples_are_atens(name):
             atens, after = outcome(call, x, 40 + i, OFFSETS[i % len(OFFSETS)], own)
             tritonite.reset_stats()
             with tritonite.use_gems(include=_FAMILY):
-                # Recorded, and replayed.
+                # The first call is recorded, and the second one is replayed.
                 for _ in range(2):
                     ours, given = outcome(call, x, 40 + i, OFFSETS[i % len(OFFSETS)], own)
                     _agree(name, dtype, ours[0], atens[0])
@@ -531,8 +531,8 @@ def _agree(name, dtype, a, b):
         assert (a != b).double().mean() <= 0.5
 
 
-def test_zeros_of_gradients_have_atens_sign(device):
-    """Where ATen's series is nan the gradient is 0, with a sign that the second concentration decides."""
+def test_signs_of_zero_gradients_are_atens(device):
+    """If ATen's series is nan, the gradient is a zero whose sign the second concentration decides."""
     x = torch.tensor([0.5277, 0.75, 0.0, -0.0, 0.9], dtype=torch.float64, device=device)
     alpha = torch.tensor([float("inf"), float("inf"), 2.0, 2.0, 1.0], dtype=torch.float64, device=device)
     total = torch.tensor([0.5648, 1.0, 3.0, 3.0, 1.0], dtype=torch.float64, device=device)
@@ -544,8 +544,8 @@ def test_zeros_of_gradients_have_atens_sign(device):
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (4,), ()], ids=str)
-def test_no_concentration_that_is_drawn_is_negative(shape, device):
-    """Neither the first nor what is left of the total, whatever shapes they have."""
+def test_drawn_concentrations_are_not_negative(shape, device):
+    """Neither the first concentration nor the rest of the total is, whatever their shapes."""
     alpha = torch.tensor([[-2.0, 0.5, 3.0, 1.0]], device=device)
     for first in (alpha, alpha.abs()):
         given = {"x": alpha.sigmoid(), "alpha": first, "total": torch.full(shape, -5.0, device=device)}

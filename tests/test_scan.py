@@ -41,7 +41,7 @@ def compare(function, x, dim):
     [(torch.cummax, layout) for layout in LAYOUTS]
     + [(function, "rows") for function in SCANS if function != torch.cummax],
 )
-def test_blocks_follow_on_each_other(function, layout, tiny_blocks, device):
+def test_blocks_follow_each_other(function, layout, tiny_blocks, device):
     make, dim = LAYOUTS[layout]
     compare(function, make().to(device), dim)
 
@@ -53,7 +53,7 @@ def test_special_values_are_carried(function, tiny_blocks, device):
     x[0, :70] = -float("inf")
     x[0, 200] = float("inf")
     x[1, 50] = x[1, 240] = float("nan")
-    # An infinity is all that a maximum and a minimum start from.
+    # A maximum and a minimum start from an infinity.
     x[2] = -float("inf")
     x[3] = float("inf")
     compare(function, x.to(device), 1)
@@ -106,7 +106,7 @@ def test_elements_are_converted_first(device):
             torch.ones(3, dtype=torch.int32, device=device).cumsum_(0, dtype=torch.float32)
 
 
-def test_the_parts_of_cummax_write_into_given_tensors(device):
+def test_cummax_writes_into_given_tensors(device):
     x = torch.randn(4, 9, device=device)
     values, indices = torch.empty_like(x), torch.empty(4, 9, dtype=torch.int64, device=device)
     with tritonite.use_gems():
@@ -115,7 +115,7 @@ def test_the_parts_of_cummax_write_into_given_tensors(device):
     assert torch.equal(values, expected.values) and torch.equal(indices, expected.indices)
 
 
-def test_a_tensor_without_dimensions_keeps_the_sign_of_its_zero(device):
+def test_scans_of_zero_dim_tensors_keep_the_sign_of_zero(device):
     x = torch.tensor(-0.0, device=device)
     with tritonite.use_gems():
         sums = x.cumsum(0), x.cumsum(-1, dtype=torch.float64), x.clone().cumsum_(0)

@@ -119,7 +119,7 @@ def test_scope_restores_after_an_exception():
     assert not installed()
 
 
-def test_the_last_scope_decides_alone():
+def test_the_innermost_scope_decides():
     tritonite.enable(exclude="mul")
     outer = installed()
     with tritonite.use_gems(include="mul"):
@@ -166,7 +166,7 @@ def test_names(pattern, inside, outside):
         assert outside in installed()
 
 
-def test_unknown_name_says_what_is_close():
+def test_unknown_names_list_similar_names():
     with pytest.raises(UnknownOperator, match="did you mean 'sigmoid'"):
         tritonite.enable(include="sigmoidd")
     assert not installed()

@@ -15,7 +15,7 @@ from tritonite.testing.stand_in import standing_in
 
 @pytest.fixture
 def exp_is_slower(monkeypatch, change_device):
-    """ATen counts as faster in exp of float32."""
+    """Count ATen as faster in exp of float32."""
     change_device(aten_measured=True)
     for name in ("exp", "exp_", "exp.out"):
         monkeypatch.setitem(tritonite.overloads()[name].__dict__, "slower_dtypes", frozenset({torch.float32}))
@@ -23,12 +23,12 @@ def exp_is_slower(monkeypatch, change_device):
 
 
 def ran():
-    """(calls that kernels served, declines by reason) of exp."""
+    """Return (calls that kernels served, declines by reason) of exp."""
     counts = tritonite.stats().get("exp", tritonite.Counts())
     return counts.launched + counts.replayed, counts.declined
 
 
-def test_what_aten_is_faster_in_goes_there_unless_all_is_asked_for(device, path, exp_is_slower):
+def test_calls_that_aten_serves_faster_decline_by_default(device, path, exp_is_slower):
     x = torch.rand(5, device=device)
     for times in range(1, 4):
         with tritonite.use_gems():
@@ -44,7 +44,7 @@ def test_what_aten_is_faster_in_goes_there_unless_all_is_asked_for(device, path,
     assert ran()[0] == 4
 
 
-def test_the_process_and_scopes_ask_for_what_they_were_given_last(device, path, exp_is_slower):
+def test_scopes_and_enable_set_faster_only(device, path, exp_is_slower):
     x = torch.rand(5, device=device)
     tritonite.enable(faster_only=False)
     x.exp()
@@ -59,7 +59,7 @@ def test_the_process_and_scopes_ask_for_what_they_were_given_last(device, path, 
     assert contract.settings() == (True, False)
 
 
-def test_direct_calls_are_asked_for_the_same(device, path, exp_is_slower):
+def test_direct_calls_follow_faster_only(device, path, exp_is_slower):
     x = torch.rand(5, device=device)
     exp = tritonite.overloads()["exp"]
     with pytest.raises(Decline, match=ATEN_IS_FASTER):
@@ -69,7 +69,7 @@ def test_direct_calls_are_asked_for_the_same(device, path, exp_is_slower):
         torch.testing.assert_close(exp(x), x.exp())
 
 
-def test_outside_any_scope_calls_are_asked_for_what_enable_asks(device, path, exp_is_slower):
+def test_calls_outside_scopes_follow_enable(device, path, exp_is_slower):
     x, seen = torch.rand(5, device=device), []
 
     def host(self):
@@ -84,7 +84,7 @@ def test_outside_any_scope_calls_are_asked_for_what_enable_asks(device, path, ex
     assert seen == [(True, False)] * 2
 
 
-def test_faster_only_counts_apart_from_other_declines(device, path, exp_is_slower):
+def test_declines_of_faster_only_are_counted_separately(device, path, exp_is_slower):
     x = torch.rand(5, device=device)
     with tritonite.use_gems():
         assert f"ATen: {ATEN_IS_FASTER}" in tritonite.explain("exp", x)
@@ -100,8 +100,8 @@ def test_without_measurements_nothing_is_left_to_aten_for_speed(device):
     assert contract.settings_of() == (False, False) and contract.settings_of(invariant=True).invariant
 
 
-def test_a_record_has_the_settings_that_its_key_has(device, path, exp_is_slower):
-    """While others enter and leave scopes, no call finds what was recorded under other settings."""
+def test_plans_are_recorded_under_the_settings_in_their_key(device, path, exp_is_slower):
+    """While other threads enter and leave scopes, no call replays a plan recorded under other settings."""
     if path == "python":
         pytest.skip("nothing is recorded")
     x, end = torch.rand(5, device=device), threading.Event()

@@ -24,7 +24,7 @@ def resized(tensor, elements=0):
 
 
 def _calls(op):
-    """Arguments of a sample, outputs included, with each of its tensors freed in turn."""
+    """Yield arguments of a sample, outputs included, with each of its tensors freed in turn."""
     for dtype in (torch.float32, *op.declaration.accepts):
         for sample in samples(op, dtype, tritonite.device):
             kwargs = dict(sample.kwargs)
@@ -47,7 +47,7 @@ def _is_tested(name, op):
 
 
 @pytest.mark.parametrize("name", [name for name, op in tritonite.overloads().items() if _is_tested(name, op)])
-def test_no_kernel_takes_a_freed_tensor(name):
+def test_calls_with_freed_tensors_decline(name):
     op, found = tritonite.overloads()[name], 0
     for args, kwargs in _calls(op):
         with pytest.raises(Decline, match=REASON):
@@ -84,12 +84,12 @@ def test_the_error_is_atens(name, path, device):
     assert tritonite.stats()[name].declined == {REASON: 2}
 
 
-def test_what_is_not_read_may_be_freed(path, device):
+def test_unread_tensors_may_be_freed(path, device):
     freed, small = resized(torch.randn(4, 4, device=device)), resized(torch.randn(2, 2, device=device))
     with tritonite.use_gems():
         assert torch.zeros_like(freed).tolist() == [[0.0] * 4] * 4
         assert freed.new_ones(2).tolist() == [1.0, 1.0]
-        # ATen gives an output of another size memory of its own.
+        # ATen allocates new memory for an output of another size.
         with pytest.warns(UserWarning, match="resized"):
             torch.add(torch.ones(3, device=device), 1, out=small)
     assert small.tolist() == [2.0] * 3
@@ -146,7 +146,7 @@ def test_a_storage_may_be_larger_and_no_smaller(device):
 
 @pytest.mark.skipif(tritonite.device == "cuda", reason="ATen's kernel for a GPU takes no views")
 def test_a_storage_that_is_too_small_is_not_read(path, device):
-    """ATen refuses to make the views that its own kernel takes of it."""
+    """ATen's own kernel takes views of the tensor, which fail."""
     x = torch.arange(16.0, device=device).view(4, 4)
     with tritonite.use_gems():
         x.roll(1), x[1:].roll(1)

@@ -10,7 +10,7 @@ import tritonite
 from tritonite.engine.indexing import write
 
 SIXTEEN_BITS = [torch.float16, torch.bfloat16]
-# A term that is added 298 times: a sum in the dtype would stop growing or round at every step.
+# A term that is added 298 times. A sum in the dtype would stop growing, or round at every step.
 TERM = {torch.float16: 9.0, torch.bfloat16: 1.0}
 
 
@@ -59,7 +59,7 @@ def _served(name):
 
 @pytest.mark.parametrize("dtype, columns", [(torch.float16, 0), (torch.bfloat16, 2)], ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_terms_at_one_place_are_added_up(name, columns, dtype, device):
+def test_terms_at_one_index_are_added_up(name, columns, dtype, device):
     x, rows, one = _updates(dtype, device, columns)
     index = rows.view(-1, *[1] * (x.dim() - 1)).expand(one.shape)
     with tritonite.use_gems(include=[name]):
@@ -139,7 +139,7 @@ def test_elements_without_updates_keep_their_bits(dtype, device):
 
 
 def test_a_large_target_of_few_updates_is_not_copied():
-    """On a GPU, where ATen adds in 16 bits as well: what a copy costs must not exceed what the updates do."""
+    """On a GPU, where ATen adds in 16 bits as well, a copy must not cost more than the updates."""
     x = torch.empty(2**20, 8, dtype=torch.float16, device="meta")
     few, many = (64, 8), (2**20, 8)
     assert not write._accumulates_wide(x, few, (0, 1), write.ADD)

@@ -17,10 +17,10 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    # Without the full set, of each step one half type and float32, or the other and float64.
+    # Without the full set, each step has one 16-bit dtype and float32, or the other one and float64.
     [(name, dtype) for i, name in enumerate(PACKETS) for j, dtype in enumerate(TOLERANCES) if FULL or (i + j) % 2 == 0],
 )
-def test_references_of_what_cuda_alone_has(name, dtype, tiny_blocks):
+def test_references_judge_cuda_only_operators(name, dtype, tiny_blocks):
     """The references judge samples in every layout."""
     op, served = tritonite.overloads()[name], set()
     for sample in samples(op, dtype, tritonite.device):
@@ -90,7 +90,7 @@ def test_two_processes_are_one(memory_format, dtype, parameters, tiny_blocks):
     torch.testing.assert_close(torch.cat(back).double(), wide[0].grad, **tolerance)
 
 
-def test_what_is_not_asked_for_is_not_there():
+def test_sums_outside_the_mask_are_undefined():
     reduce = tritonite.overloads()["batch_norm_backward_reduce"]
     x, rows = torch.randn(3, 4, 5, device=tritonite.device), torch.rand(4, device=tritonite.device) + 1
     whole = reduce(x, x, rows, rows, rows, True, True, True)
@@ -106,13 +106,13 @@ def test_what_is_not_asked_for_is_not_there():
     assert shapes == [(4,), (4,), (0,), (0,)]
 
 
-def test_no_variance_and_no_eps():
+def test_statistics_of_zero_variance_without_eps():
     x = torch.ones(3, 2, 4, device=tritonite.device)
     mean, invstd = tritonite.overloads()["batch_norm_stats"](x, 0.0)
     assert mean.tolist() == [1, 1] and invstd.tolist() == [0, 0]
 
 
-def test_nothing_overflows_by_a_weight_of_zero():
+def test_a_weight_of_zero_prevents_overflow():
     """ATen multiplies by the weight before the inverse deviation."""
     x = torch.tensor([[3e38, 1.0], [-1.0, 2.0]], device=tritonite.device)
     mean, invstd, weight = (torch.tensor(row, device=x.device) for row in ([-1e37, 0.0], [4.0, 2.0], [0.0, 3.0]))
@@ -120,7 +120,7 @@ def test_nothing_overflows_by_a_weight_of_zero():
     assert found.tolist() == [[1.0, 10.0], [1.0, 16.0]]
 
 
-def test_a_gradient_lies_otherwise_than_the_input():
+def test_gradients_in_another_layout_than_the_input():
     """ATen's kernels read each operand by its strides, except one for channels-last inputs."""
     ops, x = tritonite.overloads(), torch.randn(3, 4, 5, 2, device=tritonite.device)
     grad, rows = torch.randn_like(x), torch.rand(4, device=tritonite.device) + 1

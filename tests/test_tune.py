@@ -139,7 +139,7 @@ def test_a_program_alone_on_a_multiprocessor_is_faster():
     assert one == pytest.approx(64 * 1.25 / 1.5) and two == pytest.approx(64) and three == pytest.approx(one + two)
 
 
-def test_operands_in_the_cache_have_costs_of_their_own(monkeypatch):
+def test_operands_in_l2_have_separate_costs(monkeypatch):
     for name, answer in {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90"}.items():
         monkeypatch.setattr(devices, name, lambda device, answer=answer: answer)
     small, large = [PROBLEM._replace(M=16, N=4096, K=K) for K in (512, 8192)]
@@ -151,7 +151,7 @@ def test_operands_in_the_cache_have_costs_of_their_own(monkeypatch):
 
 @pytest.fixture
 def of_hopper(monkeypatch, change_device):
-    """Decisions as they are on a GPU of sm_90."""
+    """Make choices as on an sm_90 GPU."""
     answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
     for name, answer in answers.items():
         monkeypatch.setattr(devices, name, lambda device, answer=answer: answer)
@@ -159,7 +159,7 @@ def of_hopper(monkeypatch, change_device):
 
 
 def _products(dtype):
-    """(operands and result, which of them a load of 16 bytes cannot take) of products, in rows and in columns."""
+    """Yield products, row-major and column-major: operands and result, and the operands without 16-byte loads."""
     odd = lambda *sizes: sizes[-1] * dtype.itemsize % 16 != 0
     meta = {"dtype": dtype, "device": "meta"}
     for M, K, N in itertools.product((24, 427, 2048), (1600, 2559), (96, 5497)):
@@ -173,8 +173,8 @@ def _products(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, monkeypatch):
-    """A product takes 10 as it is, and 1 with operands in a layout for fast kernels."""
+def test_operands_are_copied_if_that_saves_time(dtype, of_hopper, monkeypatch):
+    """A product costs 10 in its own layout, and 1 with operands in a layout for fast kernels."""
 
     def time(problem, device, descriptors):
         fast = descriptors if dtype.itemsize == 2 else min(problem.a_vector, problem.b_vector) == 16
@@ -197,14 +197,14 @@ def test_products_without_terms_have_tiles(dtype, of_hopper):
     assert all(select.unstored(empty, DEVICE, descriptors).splits == 1 for descriptors in (False, True))
 
 
-def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():
+def test_other_devices_use_the_same_tiles_in_portable_kernels():
     found = gemm_cost.without_wgmma(_table()[4])
     for table in (found, found.cached):
         assert not any(config.hopper_fp32 for config in table.configs)
         assert len(set(table.configs)) == len(table.configs)
 
 
-def test_a_table_without_bf16x3_tiles_has_none_alike_for_float32(of_hopper, monkeypatch):
+def test_a_table_without_bf16x3_tiles(of_hopper, monkeypatch):
     assert all(select.has_invariant_tiles(dtype, DEVICE) for dtype in (torch.float32, torch.float16))
     assert not select.has_invariant_tiles(torch.float64, DEVICE)
     monkeypatch.setattr(select, "_tables", lambda device: {4: gemm_cost.without_wgmma(_table()[4])})
@@ -212,12 +212,12 @@ def test_a_table_without_bf16x3_tiles_has_none_alike_for_float32(of_hopper, monk
 
 
 def _timed_as(table, dtype, count):
-    """Drawn problems with what ATen takes by a table."""
+    """Yield drawn problems, with the times of ATen that a table gives."""
     for problem in itertools.islice(sweep.drawn(dtype, 3), count):
         yield sweep.Timed(problem, select.least_microseconds(problem, table, 132), ())
 
 
-def test_what_aten_takes_is_fitted(tmp_path):
+def test_the_model_of_aten_is_fitted(tmp_path):
     table = _table()[2]
     true = dataclasses.replace(table.aten, costs=table.aten.costs._replace(launch=9.0), block=table.aten.block * 1.3)
     fitted = sweep.fit_aten(list(_timed_as(true, torch.bfloat16, 150)), table, 132)
@@ -232,7 +232,7 @@ def test_what_aten_takes_is_fitted(tmp_path):
     assert loaded.pointers.configs == table.pointers.configs
 
 
-def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
+def test_products_that_aten_computes_faster_decline(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(select, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
     problems = list(itertools.islice(sweep.drawn(torch.bfloat16, 4), 40))
@@ -242,7 +242,7 @@ def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
         assert all(select.aten_is_faster(problem, DEVICE) is left for problem in problems)
         if not left:
             continue
-        # Calls without a model of ATen, without terms, or with tuned tiles are not declined.
+        # Calls without a model of ATen, with K of 0, or with tuned tiles do not decline.
         for other in ({"dtype": torch.float32, "result": torch.float32}, {"result": torch.float32}, {"K": 0}):
             assert not select.aten_is_faster(problems[0]._replace(**other), DEVICE)
         store.save(devices.name_of(DEVICE), problems[0].key, Config(64, 64, 64), 1.0)
@@ -250,7 +250,7 @@ def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
     select._aten_is_faster.cache_clear()
 
 
-def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(monkeypatch):
+def test_products_decline_under_faster_only_alone(monkeypatch):
     monkeypatch.setattr(select, "aten_is_faster", lambda problem, *_: problem.M == 64)
     a, b = torch.randn(64, 32, device=DEVICE).bfloat16(), torch.randn(32, 48, device=DEVICE).bfloat16()
     mm = tritonite.overloads()["mm"]
@@ -264,7 +264,7 @@ def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(mo
         assert mm(a, b).shape == (64, 48)
 
 
-def test_what_aten_copies_first_counts_against_it(monkeypatch):
+def test_copies_count_towards_the_time_of_aten(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(select, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
     monkeypatch.setattr(select, "least_microseconds", lambda *_: 0.0)
@@ -273,7 +273,7 @@ def test_what_aten_copies_first_counts_against_it(monkeypatch):
     select._aten_is_faster.cache_clear()
 
 
-def test_aten_copies_what_is_no_bias(monkeypatch):
+def test_aten_copies_addends_other_than_a_bias(monkeypatch):
     copied = []
     monkeypatch.setattr(select, "aten_is_faster", lambda *given: copied.append(given[3]))
     a, b, added = (torch.randn(16, 16, device=DEVICE).bfloat16() for _ in range(3))
@@ -341,14 +341,14 @@ def test_the_model_is_fitted_to_this_gpu(tmp_path):
     assert fitted.pointers.configs == shipped.pointers.configs and fitted.short.configs == shipped.short.configs
 
 
-def test_what_is_timed_through_pointers_has_no_descriptors():
+def test_problems_timed_through_pointers_have_no_descriptors():
     for problem in itertools.islice(sweep.problems_of(sweep.Kind.POINTERS, torch.float16, 3), 50):
         operands = tuner.operands(problem, "meta", empty=True)
         assert 16 < problem.M <= sweep.MOST_ROWS and not all(map(has_descriptor, operands))
         assert problem == Problem.of(*operands)
 
 
-def test_rows_that_begin_within_lines_count_for_more():
+def test_pitches_that_are_no_multiple_of_cache_lines_cost_more():
     """A pitch of 4,096 16-bit elements is whole lines, 4,112 whole sectors, and 4,104 neither."""
     lengthy = Problem(1, 1024, 1024, 4096, torch.float16, torch.float16, True, True)
     tiles = gemm_cost.records([Config(64, 128, 128, descriptors=True), Config(64, 128, 128)])

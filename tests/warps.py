@@ -16,7 +16,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 
 class Block(torch.Tensor):
-    """A block in registers. Its layout exists, and nothing is known of it."""
+    """A block in registers. It has a layout, whose properties are not modelled."""
 
     type = types.SimpleNamespace(layout=types.SimpleNamespace(parent=None))
 
@@ -139,7 +139,7 @@ class Barriers:
 class Products:
     """Asynchronous products, computed when they are issued (`at_once`) or when they are waited for.
 
-    With `in_flight` a kernel may pass a wait while products that are its dependencies are still outstanding.
+    With `in_flight`, a kernel may pass a wait while products that it depends on are still outstanding.
     """
 
     in_flight = False
@@ -246,7 +246,7 @@ class Kernel:
         threading.Thread(target=copy).start()
 
     def store_wait(self, pendings):
-        """Write results no sooner than they are waited for."""
+        """Wait for results, and only then write them."""
         results = self.stores.__dict__.setdefault("results", [])
         while len(results) > pendings:
             descriptor, offsets, source = results.pop(0)
