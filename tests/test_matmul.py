@@ -246,7 +246,10 @@ def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
             return lambda *operands, **_: launched.append(operands)
 
     for module, kernel in (
-        (gemm_launch, "multiply"),
+        (gemm_launch, "multiply_tiles"),
+        (gemm_launch, "multiply_short_k"),
+        (gemm_launch, "multiply_few_rows"),
+        (gemm_launch, "multiply_strided_columns"),
         (gemm_launch, "multiply_persistent"),
         (gemm_operands, "copy_rows"),
         (gemm_launch, "reduce_split_k"),

@@ -61,10 +61,14 @@ def in_python(request, monkeypatch):
                     request.param,
                     split_terms=cut,
                     store=write,
-                    **warps.named_tuples(hopper_fp32),
+                    **warps.named_tuples(epilogue, hopper_fp32),
                 )
-                options |= {"INDEX": torch.int64, "a": Pointer(a), "b": Pointer(b), "out": Pointer(out)}
-                options["addend"] = options["addend"] if options["addend"] is None else Pointer(options["addend"])
+                added = options["added"]
+                options |= {
+                    **{"a": Pointer(a), "b": Pointer(b), "out": Pointer(out)},
+                    "added": added._replace(addend=None if added.addend is None else Pointer(added.addend)),
+                    "META": dataclasses.replace(options["META"], index=torch.int64),
+                }
                 for name in ("alpha", "beta"):
                     options[name] = torch.tensor(options[name])
                 for name in ("batches", "M", "N", "K", "steps"):
@@ -103,13 +107,13 @@ def test_an_activation_is_the_other_kernels(monkeypatch, splits):
     """An activation is a Triton function, whose blocks have no layout in Gluon. With split K it follows the sum."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, interpreted=False))
     tile, launched = _TILES[0]._replace(splits=splits), []
-    for kernel in (gemm_launch.multiply, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):
+    for kernel in (gemm_launch.multiply_tiles, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):
         monkeypatch.setattr(kernel, "run", lambda *_, name=kernel.jit.__name__, **given: launched.append(name))
     for activation in (None, object()):
         a, b = operands(1, 64, 64, 512)
         product(a, b, torch.empty_like(a[..., :64]), config=tile, activation=activation)
     ends = ["reduce_split_k"] * (splits - 1)
-    second = "multiply_bf16x6" if splits > 1 else "multiply"
+    second = "multiply_bf16x6" if splits > 1 else "multiply_tiles"
     assert launched == ["multiply_bf16x6", *ends, second, *ends]
 
 

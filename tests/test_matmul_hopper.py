@@ -1,5 +1,6 @@
 """Products by Hopper's specialised warps: what the kernel's source does, as plain Python."""
 
+import dataclasses
 import math
 import types
 
@@ -42,15 +43,19 @@ def launched(request, monkeypatch):
                     warps.device_functions(epilogue, hopper),
                     request.param,
                     _prefetch_addend=lambda *_: None,
-                    **warps.named_tuples(hopper),
+                    **warps.named_tuples(epilogue, hopper),
                 )
                 language = kernel.scope["gl"]
                 language.allocate_shared_memory = of_known_width(language.allocate_shared_memory)
                 language.static_assert = lambda *_: None
                 kernel.products.in_flight = True
                 given = [x and Descriptor(x.base, x.block_shape) for x in descriptors]
-                options |= {"INDEX": torch.int64, **{name: torch.tensor(options[name]) for name in ("alpha", "beta")}}
-                options["addend"] = options["addend"] if options["addend"] is None else Pointer(options["addend"])
+                added = options["added"]
+                options |= {
+                    **{name: torch.tensor(options[name]) for name in ("alpha", "beta")},
+                    "added": added._replace(addend=None if added.addend is None else Pointer(added.addend)),
+                    "META": dataclasses.replace(options["META"], index=torch.int64),
+                }
                 names = ("batches", "M", "N", "K", "steps", "splits", "programs", "last_row", "last_column")
                 options |= {name: number(options[name]) for name in names}
                 found.append((grid[0], given[5] is not None))

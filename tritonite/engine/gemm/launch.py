@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +14,19 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import operands, select
 from tritonite.engine.gemm.kernels import hopper
+from tritonite.engine.gemm.kernels.arguments import EpilogueOperands, GemmStrides, MatrixStrides
 from tritonite.engine.gemm.kernels.hopper_fp32 import multiply_bf16x6
-from tritonite.engine.gemm.kernels.meta import HopperGemmMeta
-from tritonite.engine.gemm.kernels.portable import multiply, multiply_persistent, reduce_split_k, write_epilogue
+from tritonite.engine.gemm.kernels.meta import EpilogueMeta, HopperGemmMeta, PersistentMeta
+from tritonite.engine.gemm.kernels.persistent import multiply_persistent
+from tritonite.engine.gemm.kernels.pointers import (
+    multiply_few_rows,
+    multiply_short_k,
+    multiply_strided_columns,
+    multiply_tiles,
+)
+from tritonite.engine.gemm.kernels.results import reduce_split_k, write_epilogue
 from tritonite.engine.gemm.problem import FEW, Problem, vector_bytes
-from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.table import LEAST_DOT, Config
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import Number, empty_strided, fusion, settings
 from tritonite.runtime.symbols import zero_or_one
@@ -84,30 +94,26 @@ class Epilogue(NamedTuple):
         return self.bytes * (2 if config.split_store and one_by_one else 1)
 
     @property
-    def strides(self) -> tuple[tuple[int, ...], ...]:
+    def strides(self) -> tuple[MatrixStrides, ...]:
         """Strides of the epilogue tensors, 0 for dimensions of size 1."""
-        return tuple(
-            [
-                tuple([0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
-                for tensor in self.tensors
-            ]
-        )
+        dimensions = [zip(tensor.shape, tensor.stride(), strict=True) for tensor in self.tensors]
+        return tuple([MatrixStrides(*[0 if size == 1 else stride for size, stride in each]) for each in dimensions])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Fields of the kernels' `EpilogueMeta`."""
+        kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in self.strides])
+        return {"scaled": zero_or_one(self.alpha) != 1, "kinds": kinds}
+
+    @property
+    def operands(self) -> EpilogueOperands:
+        """Tensors and strides as the kernels read them."""
+        return EpilogueOperands(self.addend, self.scales, self.strides)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the kernels."""
-        strides = self.strides
-        kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in strides])
-        return {
-            "addend": self.addend,
-            "scales": self.scales,
-            "epilogue_strides": strides,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "SCALED": zero_or_one(self.alpha) != 1,
-            "KINDS": kinds,
-            "ACTIVATION": self.activation,
-        }
+        """Keyword arguments of the Triton kernels."""
+        return {"added": self.operands, "alpha": self.alpha, "beta": self.beta, "ACTIVATION": self.activation}
 
 
 NO_EPILOGUE = Epilogue(None, (), 1.0, 0.0, None)
@@ -182,20 +188,31 @@ class Work(NamedTuple):
         """The dtype of element offsets."""
         return offset_type(self.a, self.b, self.out, *self.epilogue.tensors)
 
-    def constants(self, config: Config) -> dict[str, Any]:
-        """Return the compile-time arguments that the portable kernels share."""
+    def facts(self, config: Config) -> dict[str, Any]:
+        """Return the fields of the kernels' `TileMeta`."""
         # Elements from 3.39e38 on are infinite in the first of three bfloat16 terms (Henry, Tang and Heinecke 2019).
         bf16x6 = config.bf16x6 and self.exact and devices.has_tma(self.a.device)
         # For larger tiles on sm_100 Triton (3.6 and 3.7) makes a kernel that ends the process, whatever its arguments.
         large = config.BLOCK_M > 128 or config.BLOCK_N > 64
         bf16x6 &= not (large and devices.architecture(self.a.device).startswith("sm_10"))
         return {
-            "ACCUMULATOR": TRITON_DTYPES[self.accumulator],
-            "INDEX": self.index,
-            "PRECISION": "bf16x6" if bf16x6 else self.precision,
-            "IMPRECISE": config.BLOCK_K if self.blockwise else None,
-            **config.options,
+            "block_m": config.BLOCK_M,
+            "block_n": config.BLOCK_N,
+            "block_k": config.BLOCK_K,
+            "group_m": config.GROUP_M,
+            "accumulator": TRITON_DTYPES[self.accumulator],
+            "index": self.index,
+            "precision": "bf16x6" if bf16x6 else self.precision,
+            "imprecise": config.BLOCK_K if self.blockwise else None,
+        }
+
+    def compile_options(self, config: Config) -> dict[str, Any]:
+        """Return the compile options of a Triton kernel of this product, for a tile."""
+        return {
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
             **devices.current.options,
+            **self.options,
         }
 
 
@@ -213,9 +230,10 @@ def without_terms(epilogue: Epilogue, out: torch.Tensor, dtype: torch.dtype) -> 
     rows = min(power_of_2(M), select.SPLIT_K_ELEMENTS // columns)
     write_epilogue[(batches * -(-M // rows) * -(-N // columns),)](
         out,
-        strides=out.stride(),
+        strides=MatrixStrides(*out.stride()),
         M=M,
         N=N,
+        META=EpilogueMeta(**epilogue.facts),
         ACCUMULATOR=TRITON_DTYPES[dtype],
         INDEX=offset_type(out, *epilogue.tensors),
         BLOCK_M=rows,
@@ -244,6 +262,9 @@ def run(work: Work, config: Config) -> None:
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
+    if min(config.BLOCK_M, config.BLOCK_K) < LEAST_DOT:
+        # Tensor cores alone multiply strided tiles of columns.
+        work = work._replace(column_stride=0)
     problem = work.problem
     work, tiles = work._replace(column_stride=problem.column_stride), problem.tiles(config)
     if splits == 1:
@@ -258,7 +279,7 @@ def run(work: Work, config: Config) -> None:
     rows = min(power_of_2(M), max(1, select.SPLIT_K_ELEMENTS // (most * columns)))
     reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
         *(partials, work.out),
-        strides=work.out.stride(),
+        strides=MatrixStrides(*work.out.stride()),
         width=width,
         batches=batches,
         M=M,
@@ -266,6 +287,7 @@ def run(work: Work, config: Config) -> None:
         splits=splits,
         **work.epilogue.arguments,
         **work.options,
+        META=EpilogueMeta(**work.epilogue.facts),
         INDEX=work.index,
         SPLITS=most,
         BLOCK_M=rows,
@@ -280,9 +302,9 @@ def _launch(work: Work, config: Config, batches: int, tiles: int, steps: int, sp
     """
     if config.transposed:
         work = work.transposed()
+    # Rows of a subtile are at least 32 bytes long in the layouts of shared memory.
     narrow = config.BLOCK_N // 2 * work.out.dtype.itemsize < 32 and not operands.is_column_major(work.out)
-    if config.warp_specialize and narrow:
-        # Rows of a subtile are at least 32 bytes long in the layouts of shared memory.
+    if config.warp_specialize and (narrow or not work.epilogue.suits_warp_specialized):
         config = config._replace(warp_specialize=False, split_store=False)
     M, N = work.out.shape[1:]
     sizes = {"batches": batches, "M": M, "N": N, "K": work.a.shape[2], "steps": steps}
@@ -291,12 +313,24 @@ def _launch(work: Work, config: Config, batches: int, tiles: int, steps: int, sp
             "last_row": operands.last_start(M, config.BLOCK_M, work.in_place),
             "last_column": operands.last_start(N, config.BLOCK_N + config.MORE_N, work.in_place),
         }
-        launch = _launch_warp_specialized if config.warp_specialize else _launch_persistent
-    elif config.hopper_fp32 and work.suits_bf16x6:
-        launch = _launch_bf16x6
+    _launcher(work, config)(work, config, sizes, tiles, splits)
+
+
+def _launcher(work: Work, config: Config) -> Callable[..., None]:
+    """Return the function that launches the kernel for a tile. No other function chooses a kernel by its tile."""
+    if config.warp_specialize:
+        return _launch_warp_specialized
+    if config.descriptors:
+        return _launch_persistent
+    if config.hopper_fp32 and work.suits_bf16x6:
+        return _launch_bf16x6
+    if config.BLOCK_K < LEAST_DOT:
+        kernel = multiply_short_k
+    elif config.BLOCK_M < LEAST_DOT:
+        kernel = multiply_few_rows
     else:
-        launch = _launch_pointers
-    launch(work, config, sizes, tiles, splits)
+        kernel = multiply_strided_columns if work.column_stride else multiply_tiles
+    return functools.partial(_launch_pointers, kernel)
 
 
 def _programs(work: Work, config: Config, tiles: int, splits: int) -> int:
@@ -325,8 +359,11 @@ def _launch_warp_specialized(work: Work, config: Config, sizes: dict[str, int], 
         *(blocks(added, rows, half), blocks(added, rows, more)),
         splits=splits,
         programs=programs,
-        INDEX=work.index,
+        added=epilogue.operands,
+        alpha=epilogue.alpha,
+        beta=epilogue.beta,
         META=HopperGemmMeta(
+            index=work.index,
             a_transposed=operands.is_column_major(a),
             b_transposed=operands.is_column_major(b),
             out_transposed=operands.is_column_major(out),
@@ -339,12 +376,12 @@ def _launch_warp_specialized(work: Work, config: Config, sizes: dict[str, int], 
             addend_batched=added is not None and added.shape[0] > 1,
             stages=config.num_stages,
             buffers=1 if config.split_store else 2,
+            **epilogue.facts,
         ),
         num_warps=4,
         maxnreg=devices.current.registers // (threads * config.programs) if config.programs > 1 else None,
         **work.options,
         **sizes,
-        **epilogue.arguments,
     )
 
 
@@ -359,39 +396,46 @@ def _launch_persistent(work: Work, config: Config, sizes: dict[str, int], tiles:
         operands.descriptor(a, config.BLOCK_M, config.BLOCK_K),
         operands.descriptor(b, config.BLOCK_K, config.BLOCK_N),
         out if direct else operands.descriptor(out, config.BLOCK_M, width),
-        out.stride() if direct else (),
+        MatrixStrides(*out.stride()) if direct else None,
         splits=splits,
         programs=programs,
-        RESULT=TRITON_DTYPES[out.dtype],
-        A_TRANSPOSED=operands.is_column_major(a),
-        B_TRANSPOSED=operands.is_column_major(b),
-        SPLIT=splits > 1,
-        SPLIT_STORE=config.split_store,
-        **work.options,
+        META=PersistentMeta(
+            result=TRITON_DTYPES[out.dtype],
+            a_transposed=operands.is_column_major(a),
+            b_transposed=operands.is_column_major(b),
+            split=splits > 1,
+            split_store=config.split_store,
+            **work.facts(config),
+            **work.epilogue.facts,
+        ),
         **sizes,
         **work.epilogue.arguments,
-        **work.constants(config),
+        **work.compile_options(config),
     )
 
 
 def _launch_bf16x6(work: Work, config: Config, sizes: dict[str, int], tiles: int, splits: int) -> None:
-    a, b, out, constants = work.a, work.b, work.out, work.constants(config)
+    a, b, out, epilogue = work.a, work.b, work.out, work.epilogue
     threads = 32 * config.num_warps * config.programs
     multiply_bf16x6[(tiles, splits)](
         *(a, b, out),
-        strides=(a.stride(), b.stride(), out.stride()),
-        SPLIT=splits > 1,
-        META=operands.meta(a, b, out),
-        INDEX=work.index,
-        **{name: constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps")},
+        strides=_strides(work),
+        added=epilogue.operands,
+        alpha=epilogue.alpha,
+        beta=epilogue.beta,
+        META=operands.meta(a, b, out, split=splits > 1, **work.facts(config), **epilogue.facts),
+        num_warps=config.num_warps,
         **({"maxnreg": devices.current.registers // threads // 8 * 8} if threads > 256 else {}),
         **work.options,
         **sizes,
-        **work.epilogue.arguments,
     )
 
 
-def _launch_pointers(work: Work, config: Config, sizes: dict[str, int], tiles: int, splits: int) -> None:
+def _strides(work: Work) -> GemmStrides:
+    return GemmStrides(*[MatrixStrides(*tensor.stride()) for tensor in (work.a, work.b, work.out)])
+
+
+def _launch_pointers(kernel: Any, work: Work, config: Config, sizes: dict[str, int], tiles: int, splits: int) -> None:
     a, b, out, problem = work.a, work.b, work.out, work.problem
     # Addresses of elements loaded one at a time take registers, and without a limit fewer programs would be resident. A
     # thread also holds a sum for each element of b's block and each of few rows; where these need the registers there
@@ -410,17 +454,19 @@ def _launch_pointers(work: Work, config: Config, sizes: dict[str, int], tiles: i
         prefetch_a=problem.a_vector < 4 or (problem.column_stride > 0 and problem.a_inner),
         prefetch_b=problem.b_vector < 4,
         column_stride=problem.column_stride,
+        split=splits > 1,
+        even_k=a.shape[2] % config.BLOCK_K == 0 and work.ends is None,
+        **work.facts(config),
+        **work.epilogue.facts,
     )
-    multiply[(tiles, splits)](
-        *(a, b, out, work.ends),
-        strides=(a.stride(), b.stride(), out.stride()),
-        terms=work.terms,
-        SPLIT=splits > 1,
-        EVEN_K=a.shape[2] % config.BLOCK_K == 0 and work.ends is None,
+    summed = {} if work.column_stride else {"ends": work.ends, "terms": work.terms}
+    kernel[(tiles, splits)](
+        *(a, b, out),
+        strides=_strides(work),
         META=meta,
         **({"maxnreg": limit} if limited else {}),
-        **work.options,
+        **summed,
         **sizes,
         **work.epilogue.arguments,
-        **work.constants(config),
+        **work.compile_options(config),
     )

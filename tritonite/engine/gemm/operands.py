@@ -10,8 +10,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
 from tritonite.engine.gemm import cost_pointers, select
+from tritonite.engine.gemm.kernels.arguments import MatrixStrides
+from tritonite.engine.gemm.kernels.copies import copy_rows
 from tritonite.engine.gemm.kernels.meta import GemmMeta
-from tritonite.engine.gemm.kernels.portable import copy_rows
 from tritonite.engine.gemm.problem import FEW, Problem, common_multiple
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import empty, settings
@@ -46,7 +47,7 @@ def is_column_major(tensor: torch.Tensor) -> bool:
 
 
 def meta(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> GemmMeta:
-    """Return the layout facts of kernels that load through pointers, with `more` fields of `GemmMeta`.
+    """Return the facts of kernels that load through pointers: those of the layout, and `more` fields of `GemmMeta`.
 
     Only sizes of contiguous dimensions matter. A multiple of 16 of N or K is left out, because Triton detects it by
     itself and telling it again would cost registers.
@@ -208,8 +209,8 @@ def copy_padded(source: torch.Tensor, out: torch.Tensor, width: int | None = Non
     ]
     copy_rows[(-(-batches * rows // height) * -(-width // block),)](
         *(source, out),
-        source_strides=source.stride(),
-        out_strides=out.stride(),
+        source_strides=MatrixStrides(*source.stride()),
+        out_strides=MatrixStrides(*out.stride()),
         batches=batches,
         rows=rows,
         columns=columns,

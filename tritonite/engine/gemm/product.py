@@ -9,7 +9,9 @@ import torch
 
 from tritonite import devices
 from tritonite.engine.gemm import operands, select
-from tritonite.engine.gemm.kernels.portable import multiply_groups
+from tritonite.engine.gemm.kernels.arguments import MatrixStrides
+from tritonite.engine.gemm.kernels.meta import GroupsMeta
+from tritonite.engine.gemm.kernels.persistent import multiply_groups
 from tritonite.engine.gemm.launch import (
     NO_EPILOGUE,
     Epilogue,
@@ -156,16 +158,19 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         operands.descriptor(work.a, config.BLOCK_M, config.BLOCK_K),
         operands.descriptor(b, config.BLOCK_K, config.BLOCK_N),
         *(out, ends),
-        out_strides=work.out.stride(),
+        strides=MatrixStrides(*work.out.stride()),
         M=a.shape[0],
         N=N,
         K=K,
         programs=programs,
-        A_TRANSPOSED=a.stride(1) != 1,
-        B_TRANSPOSED=b.stride(2) != 1,
-        GROUPS=groups,
-        LANES=power_of_2(groups),
-        # TMA needs the start of a copy along a contiguous dimension to be a multiple of 16 bytes.
-        MULTIPLE=1 if a.stride(1) == 1 else 16 // a.dtype.itemsize,
-        **work.constants(config),
+        META=GroupsMeta(
+            a_transposed=a.stride(1) != 1,
+            b_transposed=b.stride(2) != 1,
+            groups=groups,
+            lanes=power_of_2(groups),
+            # TMA needs the start of a copy along a contiguous dimension to be a multiple of 16 bytes.
+            multiple=1 if a.stride(1) == 1 else 16 // a.dtype.itemsize,
+            **work.facts(config),
+        ),
+        **work.compile_options(config),
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+# The least rows, and the least elements along K, of a tensor core product.
+LEAST_DOT = 16
 
 
 class Config(NamedTuple):
@@ -40,12 +43,6 @@ class Config(NamedTuple):
     # Whether each four specialised warps have tiles of their own, so that one multiplies while another stores. Without
     # split-K. regressions: gemm_pingpong, gemm_pingpong_many_tiles, gemm_pingpong_one_round
     pingpong: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of the portable kernels."""
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps", "num_stages")
-        return {name: getattr(self, name) for name in names}
 
     def shared(self, size: int, result_size: int) -> int:
         """Return the bytes of shared memory for operands of `size` and results of `result_size` bytes an element."""

@@ -12,7 +12,7 @@ import torch
 from tritonite.engine.gemm import cost, cost_pointers
 from tritonite.engine.gemm import select as gemm_select
 from tritonite.engine.gemm import table as tables
-from tritonite.engine.gemm.kernels.portable import multiply_persistent
+from tritonite.engine.gemm.kernels.persistent import multiply_persistent
 from tritonite.engine.gemm.product import product
 from tritonite.runtime.launch import Specialization
 from tritonite.testing.compile_cases.cases import DESCRIPTOR_KERNELS, KINDS, Case, compile_cases, recorded_launches
