@@ -15,6 +15,7 @@ from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm.kernels import epilogue, hopper
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.work import Epilogue
 
 pytestmark = pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 
@@ -93,7 +94,7 @@ def test_products_follow_each_other(name, addend, launched):
     shape = {"none": None, "bias": (N,), "one": (M, N), "own": (batches, M, N)}[addend]
     added = None if shape is None else drawn(*shape, dtype=torch.float16)
     out = torch.full((batches, M, N), math.nan, dtype=torch.float16)
-    product(a, b, out, config=config, alpha=0.5, addend=added, beta=2.0 if shape else 0.0)
+    product(a, b, out, Epilogue(added, alpha=0.5, beta=2.0 if shape else 0.0), config=config)
     expected = a.double() @ b.double() / 2 + (0 if added is None else 2 * added.double())
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     ((programs, copied),) = launched
@@ -111,6 +112,6 @@ def test_an_addend_in_place_and_in_any_order(columns, launched):
     out = torch.full((1, N, M) if out_columns else (1, M, N), math.nan, dtype=torch.float16)
     out = out.mT if out_columns else out
     out = added if out_columns == added_columns else out
-    product(a, b, out, config=TILES["ping-pong"], addend=added, beta=1.0)
+    product(a, b, out, Epilogue(added, beta=1.0), config=TILES["ping-pong"])
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     assert launched[0][1] == (out_columns == added_columns)
