@@ -259,7 +259,9 @@ def _launch_pointers(kernel: Any, work: Work, config: Config, sizes: dict[str, i
         16 // x.dtype.itemsize if padded else 1 for x, padded in zip((a, b), work.padded, strict=True)
     ]
     meta = operands.meta(
-        *(a, b, out),
+        a,
+        b,
+        out,
         a_padding=a_padding,
         b_padding=b_padding,
         prefetch_a=problem.a_vector < 4 or (problem.column_stride > 0 and problem.a_inner),
