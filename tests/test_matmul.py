@@ -894,3 +894,10 @@ def test_what_a_compiler_wants_besides_costs_stages(stages, device, monkeypatch)
         found = a @ b
     torch.testing.assert_close(found, (a.double() @ b.double()).float())
     assert tried == list(range(tried[0], stages - 1, -1)) and len(tried) > 1
+
+
+def test_explain_shows_the_tile(device, use):
+    use(Config(32, 64, 16))
+    a, b = torch.randn(64, 80, device=device), torch.randn(80, 96, device=device)
+    found = tritonite.explain("mm", a, b)
+    assert "BLOCK_M 32" in found and "BLOCK_N 64" in found and "BLOCK_K 16" in found

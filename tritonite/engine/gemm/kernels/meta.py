@@ -38,6 +38,12 @@ class TileMeta:
     # Elements along K after which tensor cores' float8 sums are added in float32; None for no such limit.
     imprecise: int | None
 
+    @property
+    def shown(self) -> dict[str, int]:
+        """The facts that `explain` shows: the sizes of a tile."""
+        sizes = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
+        return {**sizes, "GROUP_M": self.group_m}
+
 
 @dataclass(frozen=True, kw_only=True)
 class GemmMeta(TileMeta, EpilogueMeta):
