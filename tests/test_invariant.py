@@ -15,6 +15,7 @@ from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm import operands as gemm_operands
 from tritonite.engine.gemm import select
 from tritonite.engine.gemm.problem import FEW, Problem
+from tritonite.engine.gemm.work import Epilogue
 from tritonite.engine.rows import blocks
 from tritonite.engine.rows.blocks import RowTraits
 from tritonite.engine.rows.space import RowSpace
@@ -224,7 +225,7 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
                 a = a.new_empty(batches, K, M).mT
             b, out = a.new_empty(batches, N, K).mT, a.new_empty(batches, M, N, dtype=result)
             addend = torch.empty((batches, M, N) if full else N, device="meta")
-            PRODUCT.product(a, b, out, addend=addend, beta=1)
+            PRODUCT.product(a, b, out, Epilogue(addend, beta=1))
 
     with contract.under(contract.Settings(False, True)):
         for count in EVERY:

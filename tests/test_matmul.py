@@ -16,11 +16,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
 from tritonite import devices, registry
-from tritonite.engine.gemm import cost, cost_pointers, product, select
+from tritonite.engine.gemm import cost, cost_pointers, product, select, table, work
 from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm import operands as gemm_operands
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.work import Epilogue
 from tritonite.errors import Decline
 from tritonite.testing import fuzz
 from tritonite.testing.fuzz.draw import functional_results
@@ -144,6 +145,11 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use):
         check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
+def limit(monkeypatch, **fields):
+    """Replace limits of the current device's table."""
+    monkeypatch.setitem(table.LIMITS, devices.current.kind, table.limits()._replace(**fields))
+
+
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize(
     ("K", "offset", "beyond"), [(65, 0, 0), (65, 1, 0), (65, 3, 5), (64, 6, 3), (66, 0, 0), (68, 4, 0)]
@@ -151,8 +157,7 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use):
 @pytest.mark.parametrize("name", ["pointers", "split", "four rows, split"])
 def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeypatch):
     """The second operand has any alignment and odd columns, which are followed by other columns or by nan."""
-    for constant, value in {"LEAST_ALIKE": 10, "LEAST_LENGTH": 10, "LONG": 10, "CACHED": 0}.items():
-        monkeypatch.setattr(f"tritonite.engine.gemm.problem.{constant}", value)
+    limit(monkeypatch, alike_columns=10, strided_k=10, strided_k_vectors=10, cached_bytes=0)
     config = CONFIGS[name]
     use(config)
     M, N = 5, 299
@@ -174,8 +179,7 @@ def test_columns_of_equal_alignment_have_equal_tiles_in_all_slices(name, use, mo
     """The product fits in the cache, and its partial products do not."""
     a, b = normal(5, 66, dtype=torch.float16), normal(299, 66, dtype=torch.float16).mT
     bytes_of_all = Problem.of(a[None], b[None], a.new_empty(1, 5, 299)).bytes
-    for constant, value in {"LEAST_ALIKE": 10, "LONG": 10, "CACHED": bytes_of_all}.items():
-        monkeypatch.setattr(f"tritonite.engine.gemm.problem.{constant}", value)
+    limit(monkeypatch, alike_columns=10, strided_k_vectors=10, cached_bytes=bytes_of_all)
     use(CONFIGS[name])
     check(matmul.mm(a, b)[0], torch.mm, a, b)
 
@@ -246,7 +250,10 @@ def test_descriptors_address_aligned_memory_only(config, dtype, monkeypatch):
             return lambda *operands, **_: launched.append(operands)
 
     for module, kernel in (
-        (gemm_launch, "multiply"),
+        (gemm_launch, "multiply_tiles"),
+        (gemm_launch, "multiply_short_k"),
+        (gemm_launch, "multiply_few_rows"),
+        (gemm_launch, "multiply_strided_columns"),
         (gemm_launch, "multiply_persistent"),
         (gemm_operands, "copy_rows"),
         (gemm_launch, "reduce_split_k"),
@@ -267,11 +274,13 @@ def test_descriptors_address_aligned_memory_only(config, dtype, monkeypatch):
         a, b = _laid_anyhow(draw, batches, M, K, dtype), _laid_anyhow(draw, batches, K, N, dtype)
         result = {torch.int8: torch.int32}.get(dtype, draw.choice([dtype, torch.float32]))
         out = _laid_anyhow(draw, batches, M, N, result)
-        beside = {"addend": draw.choice([out, out[:1, :1], out[:, :, :1]]), "beta": 1.0} if draw.random() < 0.5 else {}
+        added = (
+            Epilogue(draw.choice([out, out[:1, :1], out[:, :, :1]]), beta=1.0) if draw.random() < 0.5 else Epilogue()
+        )
         invariant = types.SimpleNamespace(invariant=draw.random() < 0.3)
-        for module in (product, gemm_launch, gemm_operands):
+        for module in (product, work, gemm_operands):
             monkeypatch.setattr(module, "settings", lambda kept=invariant: kept)
-        product.product(a, b, out, **beside)
+        product.product(a, b, out, added)
     kinds = TensorDescriptor, gemm_launch.hopper.TensorDescriptor
     described = sum(isinstance(x, kinds) for operands in launched for x in operands)
     assert len(launched) >= 150 and (described > 60 or not config.descriptors)
@@ -335,7 +344,7 @@ def test_warp_specialised_products_have_two_stages(result, use, monkeypatch):
     configs = [each for each in (*swept, *SPECIALIZED.values()) if each.warp_specialize and each.splits == 1]
     for config in configs:
         use(config)
-        product.product(a, b[:, :448], out, addend=added, beta=0.5)
+        product.product(a, b[:, :448], out, Epilogue(added, beta=0.5))
     assert len(stages) == len(configs) and min(stages) > 1
 
 
@@ -366,7 +375,7 @@ def test_addends_may_be_the_output(config, use):
     a, b = normal(3, 200, 48, dtype=torch.float16), normal(3, 48, 360, dtype=torch.float16)
     x = normal(3, 200, 360, dtype=torch.float16)
     expected = torch.baddbmm(x.double(), a.double(), b.double(), beta=0.5, alpha=2)
-    product.product(a, b, x, alpha=2.0, addend=x, beta=0.5)
+    product.product(a, b, x, Epilogue(x, alpha=2.0, beta=0.5))
     torch.testing.assert_close(x.double(), expected, rtol=2e-3, atol=2e-3)
 
 
@@ -885,3 +894,10 @@ def test_a_compiler_that_needs_more_shared_memory_gets_fewer_stages(stages, devi
         found = a @ b
     torch.testing.assert_close(found, (a.double() @ b.double()).float())
     assert tried == list(range(tried[0], stages - 1, -1)) and len(tried) > 1
+
+
+def test_explain_shows_the_tile(device, use):
+    use(Config(32, 64, 16))
+    a, b = torch.randn(64, 80, device=device), torch.randn(80, 96, device=device)
+    found = tritonite.explain("mm", a, b)
+    assert "BLOCK_M 32" in found and "BLOCK_N 64" in found and "BLOCK_K 16" in found

@@ -16,6 +16,7 @@ from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm.kernels import epilogue, hopper_fp32
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.work import Epilogue, Work
 
 _TILES = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if tile.hopper_fp32]
 
@@ -61,10 +62,14 @@ def in_python(request, monkeypatch):
                     request.param,
                     split_terms=cut,
                     store=write,
-                    **warps.named_tuples(hopper_fp32),
+                    **warps.named_tuples(epilogue, hopper_fp32),
                 )
-                options |= {"INDEX": torch.int64, "a": Pointer(a), "b": Pointer(b), "out": Pointer(out)}
-                options["addend"] = options["addend"] if options["addend"] is None else Pointer(options["addend"])
+                added = options["added"]
+                options |= {
+                    **{"a": Pointer(a), "b": Pointer(b), "out": Pointer(out)},
+                    "added": added._replace(addend=None if added.addend is None else Pointer(added.addend)),
+                    "META": dataclasses.replace(options["META"], index=torch.int64),
+                }
                 for name in ("alpha", "beta"):
                     options[name] = torch.tensor(options[name])
                 for name in ("batches", "M", "N", "K", "steps"):
@@ -75,7 +80,7 @@ def in_python(request, monkeypatch):
             return launch
 
     monkeypatch.setattr(gemm_launch, "multiply_bf16x6", Launcher())
-    monkeypatch.setattr(gemm_launch.Work, "suits_bf16x6", property(lambda work: True))
+    monkeypatch.setattr(Work, "suits_bf16x6", property(lambda work: True))
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -86,7 +91,7 @@ def test_products_follow_each_other(in_python, columns, K, splits):
     a, b = operands(2, 70, 40, K, *columns)
     addend, out = drawn(2, 70, 40, dtype=torch.float32), torch.full((2, 70, 43), math.nan)[..., :-3]
     config = Config(64, 32, 32, 4, bf16x6=True, hopper_fp32=True, splits=splits)
-    product(a, b, out, config=config, addend=addend, beta=0.5)
+    product(a, b, out, Epilogue(addend, beta=0.5), config=config)
     torch.testing.assert_close(out.double(), a.double() @ b.double() + addend.double() / 2, atol=1e-5, rtol=1e-6)
 
 
@@ -103,22 +108,22 @@ def test_products_with_activations_use_the_portable_kernel(monkeypatch, splits):
     """An activation is a Triton function, whose blocks have no layout in Gluon. With split-K it follows the sum."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, interpreted=False))
     tile, launched = _TILES[0]._replace(splits=splits), []
-    for kernel in (gemm_launch.multiply, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):
+    for kernel in (gemm_launch.multiply_tiles, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):
         monkeypatch.setattr(kernel, "run", lambda *_, name=kernel.jit.__name__, **given: launched.append(name))
     for activation in (None, object()):
         a, b = operands(1, 64, 64, 512)
-        product(a, b, torch.empty_like(a[..., :64]), config=tile, activation=activation)
+        product(a, b, torch.empty_like(a[..., :64]), Epilogue(activation=activation), config=tile)
     ends = ["reduce_split_k"] * (splits - 1)
-    second = "multiply_bf16x6" if splits > 1 else "multiply"
+    second = "multiply_bf16x6" if splits > 1 else "multiply_tiles"
     assert launched == ["multiply_bf16x6", *ends, second, *ends]
 
 
-def check(a, b, config, **given):
+def check(a, b, config, addend=None):
     """Compare with float64, and check that memory around the result is unchanged."""
     whole = a.new_full((a.shape[0], a.shape[1] + 1, b.shape[2] + 3), math.nan)
     out = whole[:, :-1, :-3]
-    product(a, b, out, config=config, **given)
-    exact = a.double() @ b.double() + (given["addend"].double() if "addend" in given else 0)
+    product(a, b, out, Epilogue(addend, beta=1.0), config=config)
+    exact = a.double() @ b.double() + (0 if addend is None else addend.double())
     torch.testing.assert_close(out, exact.float(), atol=1e-4, rtol=1e-5, equal_nan=True)
     assert whole[:, -1].isnan().all() and whole[..., -3:].isnan().all()
     return out
@@ -130,7 +135,7 @@ def check(a, b, config, **given):
 def test_values(tile, columns):
     for M, N, K, splits in ((200, 136, 320, 1), (131, 77, 333, 3), (1, 300, 33, 1), (64, 5, 1000, 2)):
         a, b = operands(2, M, N, K, *columns)
-        check(a, b, tile._replace(splits=splits), addend=drawn(2, M, N, dtype=torch.float32), beta=1.0)
+        check(a, b, tile._replace(splits=splits), addend=drawn(2, M, N, dtype=torch.float32))
         check(a[..., 1:], b[:, 1:], tile)
         check(*not_finite(*operands(1, M + 9, N + 9, K, *columns)), tile)
 

@@ -1,5 +1,6 @@
 """Products by Hopper's warp-specialised kernel: its source as plain Python."""
 
+import dataclasses
 import math
 import types
 
@@ -14,6 +15,7 @@ from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm.kernels import epilogue, hopper
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.work import Epilogue
 
 pytestmark = pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 
@@ -42,15 +44,19 @@ def launched(request, monkeypatch):
                     warps.device_functions(epilogue, hopper),
                     request.param,
                     _prefetch_addend=lambda *_: None,
-                    **warps.named_tuples(hopper),
+                    **warps.named_tuples(epilogue, hopper),
                 )
                 language = kernel.scope["gl"]
                 language.allocate_shared_memory = of_known_width(language.allocate_shared_memory)
                 language.static_assert = lambda *_: None
                 kernel.products.in_flight = True
                 given = [x and Descriptor(x.base, x.block_shape) for x in descriptors]
-                options |= {"INDEX": torch.int64, **{name: torch.tensor(options[name]) for name in ("alpha", "beta")}}
-                options["addend"] = options["addend"] if options["addend"] is None else Pointer(options["addend"])
+                added = options["added"]
+                options |= {
+                    **{name: torch.tensor(options[name]) for name in ("alpha", "beta")},
+                    "added": added._replace(addend=None if added.addend is None else Pointer(added.addend)),
+                    "META": dataclasses.replace(options["META"], index=torch.int64),
+                }
                 names = ("batches", "M", "N", "K", "steps", "splits", "programs", "last_row", "last_column")
                 options |= {name: number(options[name]) for name in names}
                 found.append((grid[0], given[5] is not None))
@@ -88,7 +94,7 @@ def test_products_follow_each_other(name, addend, launched):
     shape = {"none": None, "bias": (N,), "one": (M, N), "own": (batches, M, N)}[addend]
     added = None if shape is None else drawn(*shape, dtype=torch.float16)
     out = torch.full((batches, M, N), math.nan, dtype=torch.float16)
-    product(a, b, out, config=config, alpha=0.5, addend=added, beta=2.0 if shape else 0.0)
+    product(a, b, out, Epilogue(added, alpha=0.5, beta=2.0 if shape else 0.0), config=config)
     expected = a.double() @ b.double() / 2 + (0 if added is None else 2 * added.double())
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     ((programs, copied),) = launched
@@ -106,6 +112,6 @@ def test_addends_in_the_results_layout_and_in_another(columns, launched):
     out = torch.full((1, N, M) if out_columns else (1, M, N), math.nan, dtype=torch.float16)
     out = out.mT if out_columns else out
     out = added if out_columns == added_columns else out
-    product(a, b, out, config=TILES["ping-pong"], addend=added, beta=1.0)
+    product(a, b, out, Epilogue(added, beta=1.0), config=TILES["ping-pong"])
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     assert launched[0][1] == (out_columns == added_columns)

@@ -10,8 +10,9 @@ from conftest import FULL
 
 from tritonite import devices
 from tritonite.engine.gemm import cost as gemm_cost
-from tritonite.engine.gemm import cost_pointers, problem, select
+from tritonite.engine.gemm import cost_pointers, select, table
 from tritonite.engine.gemm import product as products
+from tritonite.engine.gemm.work import Epilogue
 
 TABLES = gemm_cost.load(gemm_cost.FOLDER / "sm_90.json")
 DTYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-4}
@@ -49,27 +50,28 @@ def drawn(request, monkeypatch):
     def any_tiles(of, device, descriptors, warp_specialized=False):
         # For nothing else, as no device is asked for its name then, and no estimate is kept for other tests.
         with mock.patch.object(select, "_tables", lambda _: TABLES):
-            table = select.table_for(of, device, descriptors)
-        tiles = select._shortened(table.candidates[select.possible(of, device, table, False, descriptors)], of)
+            fitted = select.table_for(of, device, descriptors)
+        tiles = select._shortened(fitted.candidates[select.possible(of, device, fitted, False, descriptors)], of)
         tiles = tiles[tiles["warp_specialize"] == 0]
-        if of.K <= select.OUTER or not len(tiles):
+        if table.limits().outer_k >= of.K or not len(tiles):
             return usual(of, device, descriptors, warp_specialized)
         tile = tiles[draw.randrange(len(tiles))]
-        whole = table.configs[tile["number"]]._replace(hopper_fp32=False)
+        whole = fitted.configs[tile["number"]]._replace(hopper_fp32=False)
         own = {name: int(tile[name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
         return select.without_idle(whole._replace(**own), whole, of)
 
     def thresholds(size):
         near = [int(size * math.exp(draw.uniform(-0.5, 2))) for _ in range(3)]
-        for where, name, values in (
-            (problem, "CACHED", (0, *near, 19 * 2**20)),
-            (problem, "LEAST_ALIKE", (4, 10, 64)),
-            (problem, "LEAST_LENGTH", (10, 100, 768)),
-            (problem, "LONG", (10, 100, 3000)),
-            (select, "LEAST_SLICE", (16, 64, 128)),
-            (select, "ROUNDS_OF_SLICES", (2, 1000)),
-        ):
-            monkeypatch.setattr(where, name, draw.choice(values))
+        values = {
+            "cached_bytes": (0, *near, 19 * 2**20),
+            "alike_columns": (4, 10, 64),
+            "strided_k": (10, 100, 768),
+            "strided_k_vectors": (10, 100, 3000),
+            "slice_k": (16, 64, 128),
+            "slice_rounds": (2, 1000),
+        }
+        chosen = table.limits()._replace(**{name: draw.choice(some) for name, some in values.items()})
+        monkeypatch.setitem(table.LIMITS, devices.current.kind, chosen)
         cost = draw.choice((-1e9, 0.0, 2.0, 1e9))
         monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: cost * len(sizes))
 
@@ -94,7 +96,7 @@ def test_any_tile_of_a_table(drawn):
         out = out if draw.random() < 0.3 else torch.full((batches, M, N), math.nan, dtype=dtype)
         shape = draw.choice((None, None, (N,), (M, 1), (batches, M, N), (1, M, N)))
         addend = None if shape is None else torch.randn(shape).to(dtype)
-        products.product(a, b, out, addend=addend, alpha=2.0, beta=0.5)
+        products.product(a, b, out, Epilogue(addend, alpha=2.0, beta=0.5))
         expected = 2 * a.double() @ b.double() + (0 if addend is None else addend.double() / 2)
         error = (out.double() - expected).abs() / (1 + expected.abs() + K**0.5)
         assert error.max() < DTYPES[dtype], (batches, M, N, K, a.stride(), b.stride(), out.stride())

@@ -7,6 +7,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
 from tritonite.engine.gemm.product import grouped_product, product
+from tritonite.engine.gemm.work import Epilogue, Sums
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction, reduced
@@ -89,14 +90,11 @@ def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1,
             raise Decline(f"an addend of {self.dtype}, neither the operands' {dtype} nor the result's {result}")
         added = (_expanded(self, shape),)
     outs = outputs((a, b, *added), [shape], [result], outs, in_place=added)
+    addend = _batches(added[0], rank) if added and zero_or_one(beta) != 0 else None
     product(
         *(a, b, _batches(outs[0], rank)),
-        alpha=alpha,
-        addend=_batches(added[0], rank) if added and zero_or_one(beta) != 0 else None,
-        beta=beta,
-        activation=activation,
-        precision=precision_of(dtype),
-        summed=summed,
+        Epilogue(addend, alpha=alpha, beta=beta, activation=activation),
+        Sums(precision_of(dtype), summed=summed),
         compared=rank > 1 and not summed,
     )
     return outs
@@ -227,13 +225,8 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
     # In bytes, which is all that matters to where they lie.
     inputs = (self.view(torch.uint8), mat2.view(torch.uint8), scale_a, scale_b, *(() if bias is None else (bias,)))
     outs = outputs(inputs, [(M, N)], [out_dtype], outs)
-    product(
-        *(a, b, _batches(outs[0], 2)),
-        addend=bias,
-        beta=1,
-        scales=(scale_a, scale_b),
-        blockwise=not use_fast_accum,
-    )
+    epilogue = Epilogue(bias, (scale_a, scale_b), beta=1)
+    product(a, b, _batches(outs[0], 2), epilogue, Sums(blockwise=not use_fast_accum))
     return outs
 
 
@@ -267,9 +260,9 @@ def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
     outputs((self, mat2, *(() if offs is None else (offs,))), [], [], ())
     out = empty_strided(shape, strides, dtype, self.device)
     if ranks == (3, 3):
-        product(self, mat2, out, precision=precision_of(dtype))
+        product(self, mat2, out, sums=Sums(precision_of(dtype)))
     elif ranks == (2, 2):
-        product(self[None], mat2[None], out, precision=precision_of(dtype), ends=offs)
+        product(self[None], mat2[None], out, sums=Sums(precision_of(dtype), ends=offs))
     elif ranks == (2, 3):
         grouped_product(self, mat2, offs, out, precision_of(dtype))
     else:

@@ -241,6 +241,9 @@ class LibEntry(KernelInterface):
     def _description(self, bound: dict[str, Any], options: dict[str, Any], grid: Any) -> LaunchDescription:
         """Describe a launch for `explain`. `options` are compile options, such as num_warps."""
         constants = {name: bound[name] for name in self.arg_names if _is_constant(self.jit, name, bound[name])}
+        for value in bound.values():
+            # Those that a record of compile-time facts wants shown.
+            constants |= getattr(value, "shown", {})
         name = getattr(self.jit, "__name__", repr(self.jit))
         return LaunchDescription(name, "", _extents(grid, bound), constants | {"num_warps": 4} | options)
 

@@ -30,7 +30,7 @@ def _batches(
 
 # Warps and stages of small products. The first case has another GPU: H100.
 
-_ALL_WARPS = {"engine.gemm.select._ELEMENTS_OF_A_WARP": 1}
+_ALL_WARPS = {"engine.gemm.table.LIMITS[nvidia].warp_elements": 1}
 regression("gemm_warps_one_row", "bmm", lambda: _batches(1280, 1, 96, 7), _ALL_WARPS, 4.5 / 2.5)
 regression("gemm_warps_short_k", "bmm", lambda: _batches(704, 30, 25, 96), _ALL_WARPS, 12.7 / 8.5)
 regression("gemm_warps_few_rows", "bmm", lambda: _batches(512, 16, 128, 336), _ALL_WARPS, 49 / 40)
@@ -56,7 +56,7 @@ regression(
     "gemm_short_k_pointers",
     "bmm",
     lambda: _batches(264, 40, 128, 24, _FP16),
-    {"engine.gemm.problem.SHORT": 0},
+    {"engine.gemm.table.LIMITS[nvidia].short_k": 0},
     4.9 / 2.8,
 )
 
@@ -68,7 +68,7 @@ regression(
     "gemm_wide_tiles_many_rows",
     "mm.dtype",
     lambda: (*_operands(4608, 1536, 13824), torch.float32),
-    {"engine.gemm.select.MANY": 2**31},
+    {"engine.gemm.table.LIMITS[nvidia].many": 2**31},
     316 / 280,
 )
 # H100.
@@ -96,7 +96,7 @@ regression(
     "baddbmm",
     lambda: (drawn(6, 1296, 1296, dtype=_FP16), *_batches(6, 1296, 64, 1296, _FP16)),
     {
-        "engine.gemm.launch.Epilogue.addend_for_tma": lambda epilogue, out: None,
+        "engine.gemm.work.Epilogue.addend_for_tma": lambda epilogue, out: None,
         "engine.gemm.select.choose": lambda problem, *rest: _choose(problem._replace(added_by_tma=True), *rest),
     },
     44 / 20,
@@ -185,6 +185,6 @@ regression(
     "gemm_row_major_copy",
     "mm",
     lambda: (drawn(1536, 20, dtype=_FP16).t(), drawn(1536, 4096, dtype=_FP16)),
-    {"engine.gemm.operands._FEW_COPIED": 0},
+    {"engine.gemm.table.LIMITS[nvidia].copied_rows": 0},
     9.8 / 6.9,
 )

@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tritonite.engine.gemm.table import Config, FixedCosts
+from tritonite.engine.gemm.table import LEAST_DOT, Config, FixedCosts
 from tritonite.runtime import cache
 
 FOLDER = Path(__file__).parent / "models"
 # Bytes of a line of the L2 cache, and of the sectors that it reads.
 LINE, SECTOR = 128, 32
-# The least rows of a tensor core product.
-LEAST_ROWS = 16
 # Tables within a table.
 NESTED = ("aten", "cached", "short", "pointers")
 # Numbers of split-K slices.
@@ -158,7 +156,7 @@ def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
     rounds = -(-found * splits // (multiprocessors * tiles["programs"]))
     last = -(-found * splits // multiprocessors) - (rounds - 1) * tiles["programs"]
     # All programs read the same few rows, which stay in a multiprocessor's L1 cache.
-    read = np.where(tiles["BLOCK_M"] < LEAST_ROWS, 0, tiles["BLOCK_M"]) + tiles["BLOCK_N"] + tiles["MORE_N"]
+    read = np.where(tiles["BLOCK_M"] < LEAST_DOT, 0, tiles["BLOCK_M"]) + tiles["BLOCK_N"] + tiles["MORE_N"]
     return Work(
         rounds=rounds,
         last=last / tiles["programs"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -10,198 +12,24 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.gemm import operands, select
+from tritonite.engine.gemm import operands
 from tritonite.engine.gemm.kernels import hopper
+from tritonite.engine.gemm.kernels.arguments import GemmStrides, MatrixStrides
 from tritonite.engine.gemm.kernels.hopper_fp32 import multiply_bf16x6
-from tritonite.engine.gemm.kernels.meta import HopperGemmMeta
-from tritonite.engine.gemm.kernels.portable import multiply, multiply_persistent, reduce_split_k, write_epilogue
-from tritonite.engine.gemm.problem import FEW, Problem, vector_bytes
-from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.kernels.meta import EpilogueMeta, HopperGemmMeta, PersistentMeta
+from tritonite.engine.gemm.kernels.persistent import multiply_persistent
+from tritonite.engine.gemm.kernels.pointers import (
+    multiply_few_rows,
+    multiply_short_k,
+    multiply_strided_columns,
+    multiply_tiles,
+)
+from tritonite.engine.gemm.kernels.results import reduce_split_k, write_epilogue
+from tritonite.engine.gemm.problem import FEW
+from tritonite.engine.gemm.table import LEAST_DOT, Config, limits
+from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue, Work
 from tritonite.engine.iteration import offset_type, power_of_2
-from tritonite.runtime.contract import Number, empty_strided, fusion, settings
-from tritonite.runtime.symbols import zero_or_one
-
-# Bits of an epilogue tensor's KIND: the dimensions that it varies along.
-_ROWS, _COLUMNS = 1, 2
-
-
-class Epilogue(NamedTuple):
-    """Arguments of the kernels' `epilogue`, with the tensors expanded to the result's shape."""
-
-    addend: torch.Tensor | None
-    scales: tuple[torch.Tensor, ...]
-    alpha: float | Number
-    beta: float | Number
-    activation: Any
-
-    def transposed(self) -> Epilogue:
-        addend = None if self.addend is None else self.addend.mT
-        return self._replace(addend=addend, scales=tuple([scale.mT for scale in self.scales]))
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.scales if self.addend is None else (*self.scales, self.addend)
-
-    def addend_for_tma(self, out: torch.Tensor) -> torch.Tensor | None:
-        """Return the addend if TMA can copy its tiles like those of `out`, as one batch if all batches share it.
-
-        regressions: gemm_addend_by_tma
-        """
-        addend = self.addend
-        if addend is None or addend.dtype is not out.dtype:
-            return None
-        addend = addend[:1] if addend.stride(0) == 0 else addend
-        same_order = operands.is_column_major(addend) == operands.is_column_major(out)
-        return addend if same_order and operands.has_descriptor(addend) else None
-
-    @property
-    def suits_warp_specialized(self) -> bool:
-        """True if the warp-specialised kernel can apply this epilogue."""
-        return self.activation is None
-
-    @property
-    def bytes(self) -> int:
-        """Epilogue bytes read per output element. In invariant mode broadcast tensors count, too.
-
-        There a tensor's strides must not decide anything, because a single row has the stride 0 as well.
-        """
-        every = settings().invariant
-        return sum(
-            tensor.dtype.itemsize
-            for tensor, strides in zip(self.tensors, self.strides, strict=True)
-            if every or 0 not in strides[1:]
-        )
-
-    def shared_bytes(self, config: Config) -> int:
-        """Return the bytes of shared memory per element of a stored subtile, in addition to the result's.
-
-        Tensors loaded an element at a time are in flight for both subtiles of a split store. Specialised warps load
-        epilogue tensors in the accumulator's layout, without shared memory.
-        """
-        if config.warp_specialize:
-            return 0
-        one_by_one = any(vector_bytes(tensor, tensor.stride(2) == 1) < 16 for tensor in self.tensors)
-        return self.bytes * (2 if config.split_store and one_by_one else 1)
-
-    @property
-    def strides(self) -> tuple[tuple[int, ...], ...]:
-        """Strides of the epilogue tensors, 0 for dimensions of size 1."""
-        return tuple(
-            [
-                tuple([0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
-                for tensor in self.tensors
-            ]
-        )
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the kernels."""
-        strides = self.strides
-        kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in strides])
-        return {
-            "addend": self.addend,
-            "scales": self.scales,
-            "epilogue_strides": strides,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "SCALED": zero_or_one(self.alpha) != 1,
-            "KINDS": kinds,
-            "ACTIVATION": self.activation,
-        }
-
-
-NO_EPILOGUE = Epilogue(None, (), 1.0, 0.0, None)
-
-
-class Work(NamedTuple):
-    """A product to compute: (batches, M, K) times (batches, K, N), where `terms` batches are added to one result."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    out: torch.Tensor
-    epilogue: Epilogue
-    terms: int
-    ends: torch.Tensor | None
-    precision: str
-    blockwise: bool
-    # Whether a, and b, are copies padded with zeros.
-    padded: tuple[bool, bool] = (False, False)
-    # Whether other tiles, in other kernels, must give the same bits.
-    same_bits: bool = False
-    # The stride between a tile's columns, once it has been decided; None lets `problem` decide. Partial products of
-    # split-K must not decide it anew, because they take more memory than the result.
-    column_stride: int | None = None
-
-    def transposed(self) -> Work:
-        """Return the product of the transposed operands in reverse order, whose result is the transpose."""
-        a, b, out = self.b.mT, self.a.mT, self.out.mT
-        epilogue, padded = self.epilogue.transposed(), self.padded[::-1]
-        return self._replace(a=a, b=b, out=out, epilogue=epilogue, padded=padded, column_stride=0)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Compile options of all kernels of this product."""
-        return fusion() if self.same_bits else {}
-
-    @property
-    def problem(self) -> Problem:
-        problem = Problem.of(self.a, self.b, self.out)
-        if self.column_stride:
-            problem = problem._replace(column_stride=self.column_stride, b_vector=16)
-        elif self.column_stride is None and not any(self.padded) and self.ends is None and self.terms == 1:
-            problem = operands.with_column_stride(problem)
-        vectors = problem.a_vector, problem.b_vector
-        a_vector, b_vector = [16 if padded else own for padded, own in zip(self.padded, vectors, strict=True)]
-        added = not self.same_bits and self.epilogue.bytes > 0
-        by_tma = added and not self.epilogue.scales and self.epilogue.addend_for_tma(self.out) is not None
-        problem = problem._replace(added=added, added_by_tma=by_tma)
-        return problem._replace(blockwise=self.blockwise, a_vector=a_vector, b_vector=b_vector)
-
-    @property
-    def accumulator(self) -> torch.dtype:
-        return accumulator(self.a.dtype)
-
-    @property
-    def in_place(self) -> bool:
-        """True if the addend shares the result's memory, so that tiles must not overlap."""
-        addend = self.epilogue.addend
-        return addend is not None and addend.untyped_storage().data_ptr() == self.out.untyped_storage().data_ptr()
-
-    @property
-    def exact(self) -> bool:
-        """True for float32 operands of full precision, on a device."""
-        return self.precision == "ieee" and self.a.dtype is torch.float32 and not devices.current.interpreted
-
-    @property
-    def suits_bf16x6(self) -> bool:
-        """True if `multiply_bf16x6` can compute this product: a single one of exact float32, without an activation."""
-        return self.exact and self.terms == 1 and self.ends is None and self.epilogue.activation is None
-
-    @property
-    def index(self) -> Any:
-        """The dtype of element offsets."""
-        return offset_type(self.a, self.b, self.out, *self.epilogue.tensors)
-
-    def constants(self, config: Config) -> dict[str, Any]:
-        """Return the compile-time arguments that the portable kernels share."""
-        # Elements from 3.39e38 on are infinite in the first of three bfloat16 terms (Henry, Tang and Heinecke 2019).
-        bf16x6 = config.bf16x6 and self.exact and devices.has_tma(self.a.device)
-        # For larger tiles on sm_100 Triton (3.6 and 3.7) makes a kernel that ends the process, whatever its arguments.
-        large = config.BLOCK_M > 128 or config.BLOCK_N > 64
-        bf16x6 &= not (large and devices.architecture(self.a.device).startswith("sm_10"))
-        return {
-            "ACCUMULATOR": TRITON_DTYPES[self.accumulator],
-            "INDEX": self.index,
-            "PRECISION": "bf16x6" if bf16x6 else self.precision,
-            "IMPRECISE": config.BLOCK_K if self.blockwise else None,
-            **config.options,
-            **devices.current.options,
-        }
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which products of `dtype` are summed."""
-    return {torch.float64: torch.float64, torch.int8: torch.int32}.get(dtype, torch.float32)
+from tritonite.runtime.contract import empty_strided
 
 
 def without_terms(epilogue: Epilogue, out: torch.Tensor, dtype: torch.dtype) -> None:
@@ -209,13 +37,14 @@ def without_terms(epilogue: Epilogue, out: torch.Tensor, dtype: torch.dtype) -> 
     if out.stride(2) != 1 == out.stride(1):
         out, epilogue = out.mT, epilogue.transposed()
     batches, M, N = out.shape
-    columns = min(power_of_2(N), select.SPLIT_K_COLUMNS)
-    rows = min(power_of_2(M), select.SPLIT_K_ELEMENTS // columns)
+    columns = min(power_of_2(N), limits().reduced_columns)
+    rows = min(power_of_2(M), limits().reduced_elements // columns)
     write_epilogue[(batches * -(-M // rows) * -(-N // columns),)](
         out,
-        strides=out.stride(),
+        strides=MatrixStrides(*out.stride()),
         M=M,
         N=N,
+        META=EpilogueMeta(**epilogue.facts),
         ACCUMULATOR=TRITON_DTYPES[dtype],
         INDEX=offset_type(out, *epilogue.tensors),
         BLOCK_M=rows,
@@ -244,6 +73,9 @@ def run(work: Work, config: Config) -> None:
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
+    if min(config.BLOCK_M, config.BLOCK_K) < LEAST_DOT:
+        # Tensor cores alone multiply strided tiles of columns.
+        work = work._replace(column_stride=0)
     problem = work.problem
     work, tiles = work._replace(column_stride=problem.column_stride), problem.tiles(config)
     if splits == 1:
@@ -254,11 +86,11 @@ def run(work: Work, config: Config) -> None:
     strides = M * width, width, 1
     partials = empty_strided((splits * batches, M, N), strides, work.accumulator, work.out.device)
     _launch(work._replace(out=partials, epilogue=NO_EPILOGUE), config, batches, tiles, steps, splits)
-    most, columns = power_of_2(splits), min(power_of_2(N), select.SPLIT_K_COLUMNS)
-    rows = min(power_of_2(M), max(1, select.SPLIT_K_ELEMENTS // (most * columns)))
+    most, columns = power_of_2(splits), min(power_of_2(N), limits().reduced_columns)
+    rows = min(power_of_2(M), max(1, limits().reduced_elements // (most * columns)))
     reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
         *(partials, work.out),
-        strides=work.out.stride(),
+        strides=MatrixStrides(*work.out.stride()),
         width=width,
         batches=batches,
         M=M,
@@ -266,6 +98,7 @@ def run(work: Work, config: Config) -> None:
         splits=splits,
         **work.epilogue.arguments,
         **work.options,
+        META=EpilogueMeta(**work.epilogue.facts),
         INDEX=work.index,
         SPLITS=most,
         BLOCK_M=rows,
@@ -280,9 +113,9 @@ def _launch(work: Work, config: Config, batches: int, tiles: int, steps: int, sp
     """
     if config.transposed:
         work = work.transposed()
+    # Rows of a subtile are at least 32 bytes long in the layouts of shared memory.
     narrow = config.BLOCK_N // 2 * work.out.dtype.itemsize < 32 and not operands.is_column_major(work.out)
-    if config.warp_specialize and narrow:
-        # Rows of a subtile are at least 32 bytes long in the layouts of shared memory.
+    if config.warp_specialize and (narrow or not work.epilogue.suits_warp_specialized):
         config = config._replace(warp_specialize=False, split_store=False)
     M, N = work.out.shape[1:]
     sizes = {"batches": batches, "M": M, "N": N, "K": work.a.shape[2], "steps": steps}
@@ -291,12 +124,24 @@ def _launch(work: Work, config: Config, batches: int, tiles: int, steps: int, sp
             "last_row": operands.last_start(M, config.BLOCK_M, work.in_place),
             "last_column": operands.last_start(N, config.BLOCK_N + config.MORE_N, work.in_place),
         }
-        launch = _launch_warp_specialized if config.warp_specialize else _launch_persistent
-    elif config.hopper_fp32 and work.suits_bf16x6:
-        launch = _launch_bf16x6
+    _launcher(work, config)(work, config, sizes, tiles, splits)
+
+
+def _launcher(work: Work, config: Config) -> Callable[..., None]:
+    """Return the function that launches the kernel for a tile. No other function chooses a kernel by its tile."""
+    if config.warp_specialize:
+        return _launch_warp_specialized
+    if config.descriptors:
+        return _launch_persistent
+    if config.hopper_fp32 and work.suits_bf16x6:
+        return _launch_bf16x6
+    if config.BLOCK_K < LEAST_DOT:
+        kernel = multiply_short_k
+    elif config.BLOCK_M < LEAST_DOT:
+        kernel = multiply_few_rows
     else:
-        launch = _launch_pointers
-    launch(work, config, sizes, tiles, splits)
+        kernel = multiply_strided_columns if work.column_stride else multiply_tiles
+    return functools.partial(_launch_pointers, kernel)
 
 
 def _programs(work: Work, config: Config, tiles: int, splits: int) -> int:
@@ -325,26 +170,29 @@ def _launch_warp_specialized(work: Work, config: Config, sizes: dict[str, int], 
         *(blocks(added, rows, half), blocks(added, rows, more)),
         splits=splits,
         programs=programs,
-        INDEX=work.index,
+        added=epilogue.operands,
+        alpha=epilogue.alpha,
+        beta=epilogue.beta,
         META=HopperGemmMeta(
+            index=work.index,
             a_transposed=operands.is_column_major(a),
             b_transposed=operands.is_column_major(b),
             out_transposed=operands.is_column_major(out),
             group_m=config.GROUP_M,
             consumers=consumers,
             pingpong=config.pingpong,
-            blockwise=work.blockwise,
+            blockwise=work.sums.blockwise,
             more_n=more,
             addend_by_tma=added is not None,
             addend_batched=added is not None and added.shape[0] > 1,
             stages=config.num_stages,
             buffers=1 if config.split_store else 2,
+            **epilogue.facts,
         ),
         num_warps=4,
         maxnreg=devices.current.registers // (threads * config.programs) if config.programs > 1 else None,
         **work.options,
         **sizes,
-        **epilogue.arguments,
     )
 
 
@@ -359,39 +207,46 @@ def _launch_persistent(work: Work, config: Config, sizes: dict[str, int], tiles:
         operands.descriptor(a, config.BLOCK_M, config.BLOCK_K),
         operands.descriptor(b, config.BLOCK_K, config.BLOCK_N),
         out if direct else operands.descriptor(out, config.BLOCK_M, width),
-        out.stride() if direct else (),
+        MatrixStrides(*out.stride()) if direct else None,
         splits=splits,
         programs=programs,
-        RESULT=TRITON_DTYPES[out.dtype],
-        A_TRANSPOSED=operands.is_column_major(a),
-        B_TRANSPOSED=operands.is_column_major(b),
-        SPLIT=splits > 1,
-        SPLIT_STORE=config.split_store,
-        **work.options,
+        META=PersistentMeta(
+            result=TRITON_DTYPES[out.dtype],
+            a_transposed=operands.is_column_major(a),
+            b_transposed=operands.is_column_major(b),
+            split=splits > 1,
+            split_store=config.split_store,
+            **work.facts(config),
+            **work.epilogue.facts,
+        ),
         **sizes,
         **work.epilogue.arguments,
-        **work.constants(config),
+        **work.compile_options(config),
     )
 
 
 def _launch_bf16x6(work: Work, config: Config, sizes: dict[str, int], tiles: int, splits: int) -> None:
-    a, b, out, constants = work.a, work.b, work.out, work.constants(config)
+    a, b, out, epilogue = work.a, work.b, work.out, work.epilogue
     threads = 32 * config.num_warps * config.programs
     multiply_bf16x6[(tiles, splits)](
         *(a, b, out),
-        strides=(a.stride(), b.stride(), out.stride()),
-        SPLIT=splits > 1,
-        META=operands.meta(a, b, out),
-        INDEX=work.index,
-        **{name: constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps")},
+        strides=_strides(work),
+        added=epilogue.operands,
+        alpha=epilogue.alpha,
+        beta=epilogue.beta,
+        META=operands.meta(a, b, out, split=splits > 1, **work.facts(config), **epilogue.facts),
+        num_warps=config.num_warps,
         **({"maxnreg": devices.current.registers // threads // 8 * 8} if threads > 256 else {}),
         **work.options,
         **sizes,
-        **work.epilogue.arguments,
     )
 
 
-def _launch_pointers(work: Work, config: Config, sizes: dict[str, int], tiles: int, splits: int) -> None:
+def _strides(work: Work) -> GemmStrides:
+    return GemmStrides(*[MatrixStrides(*tensor.stride()) for tensor in (work.a, work.b, work.out)])
+
+
+def _launch_pointers(kernel: Any, work: Work, config: Config, sizes: dict[str, int], tiles: int, splits: int) -> None:
     a, b, out, problem = work.a, work.b, work.out, work.problem
     # Addresses of elements loaded one at a time take registers, and without a limit fewer programs would be resident. A
     # thread also holds a sum for each element of b's block and each of few rows; where these need the registers there
@@ -404,23 +259,27 @@ def _launch_pointers(work: Work, config: Config, sizes: dict[str, int], tiles: i
         16 // x.dtype.itemsize if padded else 1 for x, padded in zip((a, b), work.padded, strict=True)
     ]
     meta = operands.meta(
-        *(a, b, out),
+        a,
+        b,
+        out,
         a_padding=a_padding,
         b_padding=b_padding,
         prefetch_a=problem.a_vector < 4 or (problem.column_stride > 0 and problem.a_inner),
         prefetch_b=problem.b_vector < 4,
         column_stride=problem.column_stride,
+        split=splits > 1,
+        even_k=a.shape[2] % config.BLOCK_K == 0 and work.sums.ends is None,
+        **work.facts(config),
+        **work.epilogue.facts,
     )
-    multiply[(tiles, splits)](
-        *(a, b, out, work.ends),
-        strides=(a.stride(), b.stride(), out.stride()),
-        terms=work.terms,
-        SPLIT=splits > 1,
-        EVEN_K=a.shape[2] % config.BLOCK_K == 0 and work.ends is None,
+    summed = {} if work.column_stride else {"ends": work.sums.ends, "terms": work.terms}
+    kernel[(tiles, splits)](
+        *(a, b, out),
+        strides=_strides(work),
         META=meta,
         **({"maxnreg": limit} if limited else {}),
-        **work.options,
+        **summed,
         **sizes,
         **work.epilogue.arguments,
-        **work.constants(config),
+        **work.compile_options(config),
     )

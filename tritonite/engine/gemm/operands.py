@@ -10,18 +10,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
 from tritonite.engine.gemm import cost_pointers, select
+from tritonite.engine.gemm.kernels.arguments import MatrixStrides
+from tritonite.engine.gemm.kernels.copies import copy_rows
 from tritonite.engine.gemm.kernels.meta import GemmMeta
-from tritonite.engine.gemm.kernels.portable import copy_rows
 from tritonite.engine.gemm.problem import FEW, Problem, common_multiple
+from tritonite.engine.gemm.table import limits
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import empty, settings
-
-# Elements that a program copies.
-_COPIED = 4096
-# Rows, of all batches, up to which a column-major first operand is copied to row-major.
-# regressions: gemm_row_major_copy
-_FEW_COPIED = 64
-
 
 # Orientation
 
@@ -46,7 +41,7 @@ def is_column_major(tensor: torch.Tensor) -> bool:
 
 
 def meta(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> GemmMeta:
-    """Return the layout facts of kernels that load through pointers, with `more` fields of `GemmMeta`.
+    """Return the facts of kernels that load through pointers: those of the layout, and `more` fields of `GemmMeta`.
 
     Only sizes of contiguous dimensions matter. A multiple of 16 of N or K is left out, because Triton detects it by
     itself and telling it again would cost registers.
@@ -153,7 +148,7 @@ def worth_copying(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
         choices = [none, (can[0], False, False), (False, can[1], False), can]
     if can == none or not (by_tma or a.dtype is torch.float32) or not devices.has_tma(out.device):
         return none
-    if problem.K <= select.OUTER:
+    if limits().outer_k >= problem.K:
         return none
 
     fixed = select.fixed_costs(problem.dtype, out.device)
@@ -180,7 +175,7 @@ def worth_copying(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
 
 def copied_row_major(a: torch.Tensor) -> bool:
     """Return whether a copy of the first operand is row-major whatever its layout, since few rows are soon copied."""
-    return a.shape[0] * a.shape[1] <= _FEW_COPIED
+    return a.shape[0] * a.shape[1] <= limits().copied_rows
 
 
 def padded_copy(tensor: torch.Tensor, row_major: bool = False) -> torch.Tensor:
@@ -200,7 +195,7 @@ def copy_padded(source: torch.Tensor, out: torch.Tensor, width: int | None = Non
     batches, rows, columns = source.shape
     width = width or columns
     block = min(power_of_2(width), 512)
-    height = max(1, min(power_of_2(batches * rows), _COPIED // block))
+    height = max(1, min(power_of_2(batches * rows), limits().copied_elements // block))
     vector = 16 // source.dtype.itemsize
     source_multiple, out_multiple = [
         math.gcd(vector, size, *(stride for dim, stride in enumerate(x.stride()[:2]) if x.shape[dim] > 1))
@@ -208,8 +203,8 @@ def copy_padded(source: torch.Tensor, out: torch.Tensor, width: int | None = Non
     ]
     copy_rows[(-(-batches * rows // height) * -(-width // block),)](
         *(source, out),
-        source_strides=source.stride(),
-        out_strides=out.stride(),
+        source_strides=MatrixStrides(*source.stride()),
+        out_strides=MatrixStrides(*out.stride()),
         batches=batches,
         rows=rows,
         columns=columns,

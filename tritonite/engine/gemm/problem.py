@@ -7,22 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.table import Config, limits
 
 # M up to which a product is bound by memory and has kernels of its own ("few rows").
 FEW = 16
-# Bytes of operands and result, and operations, up to which a product is costed with operands in the L2 cache, where the
-# kernel before left them. With more operations tensor cores limit it, and not the cache.
-CACHED, BRIEF = 19 * 2**20, 4e9
-# K up to which such products of fp16 and bf16 have tiles of their own (`Problem.is_short`).
-SHORT = 128
-# M assumed in invariant mode, where tiles must not depend on M. It is larger than a decoding step's, to keep tensor
-# cores busy. It is smaller than a prompt's, so that a step's few rows use many multiprocessors.
-ANY_ROWS = 256
-# Strided tiles of columns need this many columns with the same alignment,
-LEAST_ALIKE = 64
-# and this K: where elements would be loaded one by one otherwise, and where two or four at a time.
-LEAST_LENGTH, LONG = 768, 3000
 
 
 class Problem(NamedTuple):
@@ -74,12 +62,12 @@ class Problem(NamedTuple):
     def is_cached(self) -> bool:
         """True if the product is costed with operands in the L2 cache."""
         operations = 2 * self.batches * self.M * self.N * self.K
-        return self.bytes <= CACHED and operations <= BRIEF
+        return self.bytes <= limits().cached_bytes and operations <= limits().cached_operations
 
     @property
     def is_short(self) -> bool:
         """True for 16-bit floats in the L2 cache, more than few rows, and few blocks of K."""
-        return self.dtype.itemsize == 2 and self.M > FEW and self.K <= SHORT and self.is_cached
+        return self.dtype.itemsize == 2 and self.M > FEW and limits().short_k >= self.K and self.is_cached
 
     def grid(self, config: Config) -> tuple[int, int]:
         """Return the rows and columns of tiles that a result matrix has, or its transpose for transposed tiles."""
@@ -104,13 +92,13 @@ class Problem(NamedTuple):
         if size != 2 or self.b_vector == 16 or not self.b_inner or not 1 < self.M <= FEW:
             return self
         one_by_one = self.b_vector == size
-        least = LEAST_LENGTH if one_by_one else LONG
-        worth = least <= self.K and LEAST_ALIKE * stride <= self.N and (one_by_one or not self.is_cached)
+        least = limits().strided_k if one_by_one else limits().strided_k_vectors
+        worth = least <= self.K and limits().alike_columns * stride <= self.N and (one_by_one or not self.is_cached)
         return self._replace(column_stride=stride, b_vector=16) if worth else self
 
     def of_any_rows(self) -> Problem:
         """Return the problem with M, the batches and a's layout replaced by constants, for invariant mode."""
-        alone = self._replace(batches=1, M=ANY_ROWS, added=False, added_by_tma=False)
+        alone = self._replace(batches=1, M=limits().any_rows, added=False, added_by_tma=False)
         return alone._replace(a_inner=True, a_vector=16, out_vector=16, a_pitch=0)
 
     @property

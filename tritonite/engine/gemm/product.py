@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from tritonite import devices
 from tritonite.engine.gemm import operands, select
-from tritonite.engine.gemm.kernels.portable import multiply_groups
-from tritonite.engine.gemm.launch import (
-    NO_EPILOGUE,
-    Epilogue,
-    Work,
-    accumulator,
-    run_with_fewer_stages,
-    without_terms,
-)
+from tritonite.engine.gemm.kernels.arguments import MatrixStrides
+from tritonite.engine.gemm.kernels.meta import GroupsMeta
+from tritonite.engine.gemm.kernels.persistent import multiply_groups
+from tritonite.engine.gemm.launch import run_with_fewer_stages, without_terms
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.work import NO_EPILOGUE, PLAIN_SUMS, Epilogue, Sums, Work, accumulator
 from tritonite.engine.iteration import power_of_2
-from tritonite.runtime.contract import Number, decline_if_slower, prepare_blas, settings
+from tritonite.runtime.contract import decline_if_slower, prepare_blas, settings
 from tritonite.runtime.symbols import zero_or_one
 
 
@@ -29,32 +22,19 @@ def product(
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor,
-    *,
-    alpha: float | Number = 1.0,
-    addend: torch.Tensor | None = None,
-    beta: float | Number = 0.0,
-    scales: Sequence[torch.Tensor] = (),
-    activation: Any = None,
-    precision: str = "ieee",
-    blockwise: bool = False,
-    summed: bool = False,
-    ends: torch.Tensor | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
+    sums: Sums = PLAIN_SUMS,
     config: Config | None = None,
     compared: bool = False,
 ) -> None:
-    """Write activation(alpha * (a @ b) * scales + beta * addend) into `out`.
+    """Write the epilogue of a @ b into `out`.
 
     Args:
         a: (batches, M, K), of any strides, like all tensors here. Neither a nor b is read if alpha is 0.
         b: (batches, K, N), of a's dtype.
-        out: (batches, M, N), or (1, M, N) if the products of all batches are `summed`.
-        addend: broadcast to out's shape; may be `out` itself.
-        scales: factors, each broadcast to out's shape.
-        activation: a `triton.jit` function of a block in the accumulator's dtype.
-        precision: of float32 operands: "ieee" for full precision, by whatever method is fastest, or "tf32".
-        blockwise: whether to add sums over blocks of K in float32; tensor cores add float8 products less precisely.
-        summed: whether to add the products of all batches.
-        ends: int32, (batches,): where along K the group of each of out's batches ends. a and b have one batch then.
+        out: (batches, M, N), or (1, M, N) if the products of all batches are summed.
+        epilogue: factors, addend and activation.
+        sums: the precision of sums, and what they run over.
         config: the tiles; by default `select.choose` finds them.
         compared: whether to decline, before any launch, a call that ATen is estimated to be faster with.
 
@@ -66,20 +46,18 @@ def product(
     if not out.numel():
         return
     prepare_blas(out.device)
-    shape = out.shape
-    added = None if addend is None else addend.expand(shape)
-    alpha, beta = [number if isinstance(number, Number) else float(number) for number in (alpha, beta)]
-    epilogue = Epilogue(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
-    if not a.shape[2] or not a.shape[0] or zero_or_one(alpha) == 0:
+    epilogue = epilogue.expanded(out.shape)
+    if not a.shape[2] or not a.shape[0] or zero_or_one(epilogue.alpha) == 0:
         without_terms(epilogue._replace(alpha=1.0), out, accumulator(a.dtype))
         return
-    whole, invariant = ends is None and not summed, config is None and settings().invariant
-    same_bits = invariant and whole and not blockwise and select.has_invariant_tiles(a.dtype, out.device)
+    whole, invariant = sums.whole, config is None and settings().invariant
+    same_bits = invariant and whole and not sums.blockwise and select.has_invariant_tiles(a.dtype, out.device)
     # Tiles are fixed by N, K, dtypes and b's layout.
     fixed = invariant and not same_bits
     fixed_descriptors = fixed and whole and operands.can_be_row_major(a, b, out)
 
     # Orient. Either orientation gives fp16 and bf16 the same bits, but not float32.
+    given = epilogue
     if operands.is_transposed(out) and (not invariant or (same_bits and a.dtype.itemsize == 2)):
         a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
     specialized = epilogue.suits_warp_specialized
@@ -90,19 +68,18 @@ def product(
         a, b, written = operands.row_major(a, b, out)
     elif config is None and whole and not fixed:
         if compared:
-            _decline_if_aten_is_faster(a, b, out, added, beta, specialized)
+            _decline_if_aten_is_faster(a, b, out, given)
         padded = operands.worth_copying(a, b, out)
         if padded[0]:
             a = operands.padded_copy(a, operands.copied_row_major(a))
         if padded[1]:
             b = operands.padded_copy(b)
         written = operands.padded_like(out) if padded[2] else out
-    if ends is not None:
+    if sums.ends is not None:
         a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
 
     # Select.
-    terms = a.shape[0] if summed else 1
-    work = Work(a, b, written, epilogue, terms, ends, precision, blockwise, padded[:2], same_bits)
+    work = Work(a, b, written, epilogue, sums, padded[:2], same_bits)
     if config is None:
         problem = work.problem.of_any_rows() if fixed else work.problem._replace(invariant=same_bits)
         descriptors = fixed_descriptors if fixed else whole and all(map(operands.has_descriptor, (a, b, written)))
@@ -117,21 +94,19 @@ def product(
         out.copy_(written)
 
 
-def _decline_if_aten_is_faster(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    addend: torch.Tensor | None,
-    beta: float | Number,
-    warp_specialized: bool,
-) -> None:
-    """Decline a product of operands that TMA can address if ATen is estimated to be faster."""
+def _decline_if_aten_is_faster(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, epilogue: Epilogue) -> None:
+    """Decline a product of operands that TMA can address if ATen is estimated to be faster.
+
+    a, b and the result are oriented, `epilogue` is in the order of the call.
+    """
     if not all(map(operands.has_descriptor, (a, b, out))):
         return
     # BLAS adds a bias itself. Any other addend ATen copies to the result first, and BLAS accumulates there.
-    bias = addend is None or (addend.stride(1) == 0 and zero_or_one(beta) == 1)
+    addend = epilogue.addend
+    bias = addend is None or (addend.stride(1) == 0 and zero_or_one(epilogue.beta) == 1)
     copied = () if bias else (out.numel() * out.dtype.itemsize,)
-    decline_if_slower(select.aten_is_faster(Problem.of(a, b, out), out.device, warp_specialized, copied))
+    specialized = epilogue.suits_warp_specialized
+    decline_if_slower(select.aten_is_faster(Problem.of(a, b, out), out.device, specialized, copied))
 
 
 def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor, precision: str) -> None:
@@ -144,7 +119,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
     if not (out.numel() and groups):
         return
     prepare_blas(out.device)
-    work = Work(a.unsqueeze(0), b, out.unsqueeze(0), NO_EPILOGUE, 1, ends, precision, False)
+    work = Work(a.unsqueeze(0), b, out.unsqueeze(0), sums=Sums(precision, ends=ends))
     mean = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
     if settings().invariant:
         mean = mean.of_any_rows()
@@ -156,16 +131,19 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         operands.descriptor(work.a, config.BLOCK_M, config.BLOCK_K),
         operands.descriptor(b, config.BLOCK_K, config.BLOCK_N),
         *(out, ends),
-        out_strides=work.out.stride(),
+        strides=MatrixStrides(*work.out.stride()),
         M=a.shape[0],
         N=N,
         K=K,
         programs=programs,
-        A_TRANSPOSED=a.stride(1) != 1,
-        B_TRANSPOSED=b.stride(2) != 1,
-        GROUPS=groups,
-        LANES=power_of_2(groups),
-        # TMA needs the start of a copy along a contiguous dimension to be a multiple of 16 bytes.
-        MULTIPLE=1 if a.stride(1) == 1 else 16 // a.dtype.itemsize,
-        **work.constants(config),
+        META=GroupsMeta(
+            a_transposed=a.stride(1) != 1,
+            b_transposed=b.stride(2) != 1,
+            groups=groups,
+            lanes=power_of_2(groups),
+            # TMA needs the start of a copy along a contiguous dimension to be a multiple of 16 bytes.
+            multiple=1 if a.stride(1) == 1 else 16 // a.dtype.itemsize,
+            **work.facts(config),
+        ),
+        **work.compile_options(config),
     )

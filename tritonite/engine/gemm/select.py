@@ -15,46 +15,20 @@ import torch
 
 from tritonite import devices
 from tritonite.engine.gemm import cost, cost_pointers, store
-from tritonite.engine.gemm.problem import FEW, SHORT, Problem
+from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.gemm.table import (
     BLOCKWISE,
     FEW_ROWS,
     LARGE_FLOATS,
+    LEAST_DOT,
     ONE_ROW,
     THROUGH_DESCRIPTORS,
     THROUGH_POINTERS,
     Config,
     FixedCosts,
+    limits,
 )
 from tritonite.engine.iteration import power_of_2
-
-# K below which a product writes as much as it reads.
-LEAST_READ = 512
-# K up to which a product is a sum of outer products, and the most elements and columns of its tiles.
-OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 4096, 64
-# The least elements along K of a split-K slice, which also has two blocks at least.
-LEAST_SLICE = 128
-# Rounds of programs up to which K may be split.
-ROUNDS_OF_SLICES = 2
-# Columns of a program that adds split-K's partial products, and the elements of all slices that it loads.
-SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
-# Elements of a block for each warp, where K or N is shorter than a tile's block and fewer warps suffice.
-# regressions: gemm_warps_one_row, gemm_warps_few_rows
-_ELEMENTS_OF_A_WARP = 1024
-# K up to which tiles of float32 for tensor cores have few warps; those of 16-bit floats, and of few rows, have them up
-# to SHORT. regressions: gemm_warps_short_k
-_SHORT_BLOCK = 32
-# The least elements along K of a tensor core product, and the most columns of a tile of few rows with a K as short.
-_LEAST_OF_K, _MOST_COLUMNS = 16, 128
-# M up to which narrow tiles are considered: less than 64 rows or columns, and less than 128 of the other. With more
-# rows they are for results too small to fill a device.
-NARROW = 192
-# Rows and columns from which on tiles of 64 rows and more than 128 columns are excluded: they read most from the L2
-# cache, and wait where programs do not read together. regressions: gemm_wide_tiles_many_rows
-MANY = 1024
-# Tiles along a product's shorter side among which consecutive programs stay (`grouped`).
-MOST_GROUPED = 8
-
 
 # The choice
 
@@ -73,7 +47,7 @@ def choose(problem: Problem, device: torch.device, descriptors: bool, warp_speci
 
 def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
     """Return the tile for a problem by the device's fitted costs, or by rule if it has none."""
-    if problem.K <= OUTER and not problem.blockwise:
+    if limits().outer_k >= problem.K and not problem.blockwise:
         return _of_outer_products(problem, device)
     table = table_for(problem, device, descriptors)
     if table is None:
@@ -85,15 +59,15 @@ def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_spe
 
 def _of_outer_products(problem: Problem, device: torch.device) -> Config:
     """Return a tile whose threads have 32 results each, or fewer if tiles are too few for the device."""
-    columns = min(power_of_2(problem.N), OUTER_COLUMNS)
-    config = Config(min(power_of_2(problem.M), OUTER_ELEMENTS // columns), columns, power_of_2(problem.K))
+    columns = min(power_of_2(problem.N), limits().outer_columns)
+    config = Config(min(power_of_2(problem.M), limits().outer_elements // columns), columns, power_of_2(problem.K))
     while config.BLOCK_M > 1 and problem.tiles(config) < 4 * devices.multiprocessors(device):
         config = config._replace(BLOCK_M=config.BLOCK_M // 2)
     return config
 
 
 def grouped(config: Config, problem: Problem) -> Config:
-    """Set GROUP_M so that consecutive programs go along the problem's shorter side, MOST_GROUPED tiles at most.
+    """Set GROUP_M so that consecutive programs go along the problem's shorter side, `grouped_tiles` at most.
 
     These programs share what they read of the longer side. regressions: gemm_grouped_programs
     """
@@ -101,8 +75,8 @@ def grouped(config: Config, problem: Problem) -> Config:
         return config
     rows, columns = problem.grid(config)
     if rows <= columns:
-        return config._replace(GROUP_M=MOST_GROUPED)
-    return config._replace(GROUP_M=1 if columns <= MOST_GROUPED else 2)
+        return config._replace(GROUP_M=limits().grouped_tiles)
+    return config._replace(GROUP_M=1 if columns <= limits().grouped_tiles else 2)
 
 
 def fitting(config: Config, problem: Problem, device: torch.device, epilogue_bytes: int = 0) -> Config:
@@ -173,7 +147,7 @@ def possible(
     tiles = table.candidates
     splits, units = tiles["splits"], cost.count(problem, tiles) * tiles["splits"]
     resident = devices.multiprocessors(device) * tiles["programs"]
-    few = units <= ROUNDS_OF_SLICES * resident
+    few = units <= limits().slice_rounds * resident
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
     allowed &= descriptors | (tiles["descriptors"] == 0)
     allowed &= (splits == 1) | (tiles["pingpong"] == 0)
@@ -196,7 +170,7 @@ def possible(
 def long_enough(problem: Problem, tiles: Any) -> Any:
     """Return a mask of the tiles without split-K, or with slices that are long enough."""
     splits = tiles["splits"]
-    return (splits == 1) | (splits * np.maximum(LEAST_SLICE, 2 * tiles["BLOCK_K"]) <= problem.K)
+    return (splits == 1) | (splits * np.maximum(limits().slice_k, 2 * tiles["BLOCK_K"]) <= problem.K)
 
 
 def _leaves_idle(problem: Problem, device: torch.device) -> bool:
@@ -207,7 +181,7 @@ def _leaves_idle(problem: Problem, device: torch.device) -> bool:
 def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
     """Return a mask of the tiles that suit M, N and b's layout.
 
-    Tiles are more than half filled. One row, and few, have tiles of their own. Narrow tiles are for up to NARROW rows
+    Tiles are more than half filled. One row, and few, have tiles of their own. Narrow tiles are for up to `narrow_rows`
     or `small` problems. Transposed tiles of 64 rows and at least 128 columns are excluded if one holds all columns: all
     programs would read these at the same time.
     """
@@ -217,10 +191,10 @@ def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
     filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
     filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
     narrow = (tiles["BLOCK_M"] < 64) | ((tiles["BLOCK_N"] < 64) & (tiles["BLOCK_M"] < 128) & (width < columns))
-    filled &= small | (problem.M <= NARROW) | ~narrow
+    filled &= small | (limits().narrow_rows >= problem.M) | ~narrow
     filled &= ~(swapped & (tiles["BLOCK_M"] == 64) & (width >= columns) & (width >= 128))
     wide = (tiles["BLOCK_M"] == 64) & (width > 128) & (tiles["warp_specialize"] == 1) & (tiles["pingpong"] == 0)
-    filled &= ~(wide & (min(problem.M, problem.N) >= MANY))
+    filled &= ~(wide & (min(problem.M, problem.N) >= limits().many))
     few = (problem.M <= FEW) & ((problem.M == 1) == (tiles["BLOCK_M"] == 1))
     layout = (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
     return np.where(tiles["BLOCK_M"] <= FEW, few, filled) & layout
@@ -267,15 +241,16 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
     """Shorten tiles of few rows to the problem's K, and widen them to keep their warps busy.
 
     Tiles without tensor cores become up to as wide as the problem. Those with tensor cores keep their width, but for
-    the shortest K become up to _MOST_COLUMNS wide. Smaller blocks let a multiprocessor hold more programs.
+    the shortest K become up to `few_rows_columns` wide. Smaller blocks let a multiprocessor hold more programs.
     regressions: gemm_shortened_few_rows
     """
     inner, columns, few = power_of_2(problem.K), power_of_2(problem.N), tiles["BLOCK_M"] < FEW
-    block = min(inner, SHORT // 2) if inner <= SHORT else inner
-    times = np.maximum(1, tiles["BLOCK_K"] // np.where(few, inner, max(_LEAST_OF_K, block)))
+    short = limits().short_k
+    block = min(inner, short // 2) if inner <= short else inner
+    times = np.maximum(1, tiles["BLOCK_K"] // np.where(few, inner, max(LEAST_DOT, block)))
     times = np.where((tiles["BLOCK_M"] <= FEW) & (tiles["descriptors"] == 0), times, 1)
     tiles["BLOCK_K"] //= times
-    wider = np.maximum(tiles["BLOCK_N"], min(_MOST_COLUMNS, columns) if inner <= _LEAST_OF_K else 0)
+    wider = np.maximum(tiles["BLOCK_N"], min(limits().few_rows_columns, columns) if inner <= LEAST_DOT else 0)
     before = tiles["BLOCK_N"].copy()
     tiles["BLOCK_N"] = np.minimum(tiles["BLOCK_N"] * times, np.where(few, columns, wider))
     tiles["programs"] *= np.where(few, 1, np.maximum(1, times * before // tiles["BLOCK_N"]))
@@ -297,7 +272,9 @@ def without_idle(config: Config, whole: Config, problem: Problem) -> Config:
         # Tensor cores multiply 16-bit floats in pairs.
         elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K) * problem.dtype.itemsize // 4
         blocks, few = -(-problem.K // config.BLOCK_K), config.BLOCK_M == FEW
-        longest = SHORT if few or problem.dtype.itemsize == 2 else min(_SHORT_BLOCK, config.BLOCK_K)
+        longest = limits().short_k
+        if not few and problem.dtype.itemsize != 2:
+            longest = min(limits().short_k_fp32, config.BLOCK_K)
         if longest < problem.K or config.descriptors or not (config.BLOCK_M < 64 or problem.is_short):
             return config
         # All blocks are in flight before the first is multiplied. Few rows in the cache gain more by resident programs.
@@ -305,7 +282,7 @@ def without_idle(config: Config, whole: Config, problem: Problem) -> Config:
         config = config._replace(num_stages=min(config.num_stages, stages))
         if config.BLOCK_M >= 64:
             return config
-    return config._replace(num_warps=min(whole.num_warps, max(1, elements // _ELEMENTS_OF_A_WARP)))
+    return config._replace(num_warps=min(whole.num_warps, max(1, elements // limits().warp_elements)))
 
 
 # By fitted costs: cost
@@ -330,7 +307,7 @@ def _added(problem: Problem, tiles: Any, work: cost.Work, fixed: FixedCosts) -> 
     has_room = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) < fixed.added_by_tma_below
     specialized = np.where(problem.added_by_tma & has_room, fixed.added_by_tma, fixed.added_specialized)
     each = np.where(tiles["warp_specialize"] == 1, specialized, fixed.added)
-    share = fixed.pingpong_wait_short if problem.K < LEAST_READ else fixed.pingpong_wait
+    share = fixed.pingpong_wait_short if limits().read_k > problem.K else fixed.pingpong_wait
     each = each * np.where(pingpong & (work.rounds > 1), share, 1.0)
     return np.where(tiles["splits"] == 1, each * elements, 0.0)
 
@@ -359,7 +336,7 @@ def aten_is_faster(
     `copied` are the bytes of tensors that ATen copies first. Problems with stored tiles are never left to ATen.
     """
     tuned = problem.key in store.known(devices.name_of(device))
-    known = not tuned and problem.K > OUTER and problem.result is problem.dtype
+    known = not tuned and limits().outer_k < problem.K and problem.result is problem.dtype
     if not known:
         return False
     copying = cost_pointers.copying(copied, fixed_costs(problem.dtype, device))
@@ -429,7 +406,7 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
     splits = _splits_that_fill(config, problem, device)
     if splits > 1 and config.warp_specialize:
         return rule(problem, device, descriptors)
-    if config.warp_specialize and problem.K < LEAST_READ:
+    if config.warp_specialize and limits().read_k > problem.K:
         # Storing counts as much as loading: a whole tile is stored while the next is multiplied.
         config = config._replace(split_store=False, num_stages=3, GROUP_M=4)
     return config._replace(splits=splits)

@@ -1,9 +1,14 @@
-"""Tiles of products by rule, for devices without fitted costs: by kind of device and bytes of an element."""
+"""Tables of devices: tiles by rule, for devices without fitted costs, and limits of sizes that decide among tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tritonite import devices
+
+# The least rows, and the least elements along K, of a tensor core product.
+LEAST_DOT = 16
 
 
 class Config(NamedTuple):
@@ -40,12 +45,6 @@ class Config(NamedTuple):
     # Whether each four specialised warps have tiles of their own, so that one multiplies while another stores. Without
     # split-K. regressions: gemm_pingpong, gemm_pingpong_many_tiles, gemm_pingpong_one_round
     pingpong: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of the portable kernels."""
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps", "num_stages")
-        return {name: getattr(self, name) for name in names}
 
     def shared(self, size: int, result_size: int) -> int:
         """Return the bytes of shared memory for operands of `size` and results of `result_size` bytes an element."""
@@ -99,6 +98,67 @@ class FixedCosts(NamedTuple):
     def few_rows_l2_latency(self, size: int) -> float:
         """Return the latency of a block of few rows from the L2 cache, for elements of `size` bytes."""
         return self.few_rows_l2_latency_16 if size == 2 else self.few_rows_l2_latency_32
+
+
+class GemmLimits(NamedTuple):
+    """Limits of sizes that decide among tiles and layouts. The defaults are those of sm_90."""
+
+    # Bytes of operands and result, and operations, up to which a product is costed with operands in the L2 cache, where
+    # the kernel before left them. With more operations tensor cores limit it, and not the cache.
+    cached_bytes: float = 19 * 2**20
+    cached_operations: float = 4e9
+    # K up to which such products of fp16 and bf16 have tiles of their own (`Problem.is_short`), and up to which tiles
+    # of 16-bit floats, and of few rows, have few warps.
+    short_k: int = 128
+    # K up to which tiles of float32 for tensor cores have few warps. regressions: gemm_warps_short_k
+    short_k_fp32: int = 32
+    # K below which a product writes as much as it reads.
+    read_k: int = 512
+    # K up to which a product is a sum of outer products, and the most elements and columns of its tiles.
+    outer_k: int = 8
+    outer_elements: int = 4096
+    outer_columns: int = 64
+    # The least elements along K of a split-K slice, which also has two blocks at least, and rounds of programs up to
+    # which K may be split.
+    slice_k: int = 128
+    slice_rounds: int = 2
+    # Columns of a program that adds split-K's partial products, and the elements of all slices that it loads.
+    reduced_columns: int = 128
+    reduced_elements: int = 2048
+    # Elements of a block for each warp, where K or N is shorter than a tile's block and fewer warps suffice.
+    # regressions: gemm_warps_one_row, gemm_warps_few_rows
+    warp_elements: int = 1024
+    # The most columns of a tile of few rows for a K of one tensor core product.
+    few_rows_columns: int = 128
+    # M up to which narrow tiles are considered: less than 64 rows or columns, and less than 128 of the other. With more
+    # rows they are for results too small to fill a device.
+    narrow_rows: int = 192
+    # Rows and columns from which on tiles of 64 rows and more than 128 columns are excluded: they read most from the L2
+    # cache, and wait where programs do not read together. regressions: gemm_wide_tiles_many_rows
+    many: int = 1024
+    # Tiles along a product's shorter side among which consecutive programs stay (`select.grouped`).
+    grouped_tiles: int = 8
+    # Columns with the same alignment from which on a tile may have strided columns, and K from which on it has: where
+    # elements would be loaded one by one otherwise, and where two or four at a time (`Problem.with_column_stride`).
+    alike_columns: int = 64
+    strided_k: int = 768
+    strided_k_vectors: int = 3000
+    # M assumed in invariant mode, where tiles must not depend on M. It is larger than a decoding step's, to keep tensor
+    # cores busy. It is smaller than a prompt's, so that a step's few rows use many multiprocessors.
+    any_rows: int = 256
+    # Elements of a program that copies an operand.
+    copied_elements: int = 4096
+    # Rows, of all batches, up to which a column-major first operand is copied to row-major.
+    # regressions: gemm_row_major_copy
+    copied_rows: int = 64
+
+
+LIMITS = dict.fromkeys(("nvidia", "none", "amd", "interpreter"), GemmLimits())
+
+
+def limits() -> GemmLimits:
+    """Return the limits of the current kind of device."""
+    return LIMITS[devices.current.kind]
 
 
 _TMA_16 = (

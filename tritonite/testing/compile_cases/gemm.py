@@ -12,8 +12,9 @@ import torch
 from tritonite.engine.gemm import cost, cost_pointers
 from tritonite.engine.gemm import select as gemm_select
 from tritonite.engine.gemm import table as tables
-from tritonite.engine.gemm.kernels.portable import multiply_persistent
+from tritonite.engine.gemm.kernels.persistent import multiply_persistent
 from tritonite.engine.gemm.product import product
+from tritonite.engine.gemm.work import Epilogue, Sums
 from tritonite.runtime.launch import Specialization
 from tritonite.testing.compile_cases.cases import DESCRIPTOR_KERNELS, KINDS, Case, compile_cases, recorded_launches
 
@@ -45,7 +46,7 @@ def tiles_of_tables(full: bool) -> Iterator[Case]:
                 a, b = torch.empty(batches, config.BLOCK_M, 512, dtype=dtype), torch.empty(1, 512, 512, dtype=dtype)
                 out = a.new_empty(a.shape, dtype=_RESULTS.get(dtype, dtype))
                 second = (b if layout == "rows" else b.mT).expand(batches, 512, 512)
-                found = _launches(a, second, out, config=config, blockwise=dtype is torch.float8_e4m3fn)
+                found = _launches(a, second, out, sums=Sums(blockwise=dtype is torch.float8_e4m3fn), config=config)
                 chosen = names[: 1 if warp_specialized else 2] if descriptors else names
                 # NVIDIA's targets differ in which float32 tiles compile.
                 every = full or (config.bf16x6 and layout == "rows")
@@ -87,7 +88,7 @@ def bf16x6_tiles(full: bool) -> Iterator[Case]:
         for size, a_columns, b_columns, splits in layouts if full else (layouts[i % 8], layouts[15 - i % 8]):
             a, b = torch.empty(1, size, size), torch.empty(1, size, size)
             a, b = a.mT if a_columns else a, b.mT if b_columns else b
-            found = _launches(a, b, torch.empty(1, size, size), config=config._replace(splits=splits), addend=a)
+            found = _launches(a, b, torch.empty(1, size, size), Epilogue(a), config=config._replace(splits=splits))
             yield Case(f"{config} of {size} {a_columns} {b_columns} in {splits}", found[0], ("sm_90",))
 
 
@@ -105,7 +106,7 @@ def few_rows(full: bool) -> Iterator[Case]:
 @compile_cases("tiles")
 def outer_products(full: bool) -> Iterator[Case]:
     """Products of a K too short for tensor cores."""
-    for dtype, K in itertools.product(_DTYPE_OF_SIZE.values(), (3, gemm_select.OUTER)[: 1 + full]):
+    for dtype, K in itertools.product(_DTYPE_OF_SIZE.values(), (3, tables.limits().outer_k)[: 1 + full]):
         a, b = torch.empty(2, 100, K, dtype=dtype), torch.empty(2, K, 100, dtype=dtype)
         found = _launches(a, b, a.new_empty(2, 100, 100, dtype=_RESULTS.get(dtype, dtype)))
         yield Case(f"{dtype} of outer products of {K}", found[0], _ALL_TARGETS if full else _ALL_TARGETS[::4])
@@ -118,7 +119,7 @@ def empty_k(full: bool) -> Iterator[Case]:
         a, b = torch.empty(2, M, 0, dtype=dtype), torch.empty(2, 0, N, dtype=dtype)
         out = a.new_empty(2, M, N, dtype=_RESULTS.get(dtype, dtype))
         for addend in (None, out, out[:1, :1]):
-            found = _launches(a, b, out, addend=addend, beta=0.5)
+            found = _launches(a, b, out, Epilogue(addend, beta=0.5))
             label = f"{dtype} of a product of {M} by 0 by {N}, added {addend is not None and tuple(addend.shape)}"
             yield Case(label, found[0], _ALL_TARGETS if full else _ALL_TARGETS[::4])
 
@@ -149,6 +150,6 @@ def addends(full: bool) -> Iterator[Case]:
             a, b, out = [torch.empty(1, 2**15, 512, dtype=torch.bfloat16)[..., :n] for n in (512, columns, columns)]
             addend = torch.empty(2**15, columns, dtype=torch.bfloat16)
             with mock.patch.object(gemm_select, "choose", lambda *_, config=config: config):
-                found = _launches(a, b[:, :512], out, addend=addend)
+                found = _launches(a, b[:, :512], out, Epilogue(addend))
             label = f"{config} and {columns} columns"
             yield Case(label, found[-1], targets if full else ("sm_90",), limits_shared_memory=True)

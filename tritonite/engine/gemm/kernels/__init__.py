@@ -1,8 +1,12 @@
 """Kernels of matrix products.
 
-- portable: tiles for every device, split-K, and the reduction of split-K slices
+- pointers: products of any layout: tiles, short K, few rows, strided columns
+- persistent: products by tensor descriptors, of batches and of groups of rows
 - hopper: warp-specialised tiles of fp16, bf16 and float8
 - hopper_fp32: tiles of float32 as six products of bfloat16 terms (bf16x6)
-- epilogue: device functions of all kernels: tile order, epilogue, store
+- results: the reduction of split-K slices, and the epilogue of products without terms
+- copies: operands copied to aligned rows
+- epilogue: device functions of all kernels: tile order, alignment, epilogue, store
+- arguments: run-time arguments whose fields kernels read by name
 - meta: compile-time facts, a frozen dataclass for each kernel
 """

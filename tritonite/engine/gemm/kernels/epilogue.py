@@ -3,7 +3,10 @@
 import triton
 import triton.language as tl
 
+from tritonite.engine.gemm.kernels.arguments import EpilogueArguments, GemmStrides, MatrixStrides, ResultTile
 from tritonite.language.indices import aligned_to
+
+# Which tile
 
 
 @triton.jit
@@ -20,6 +23,23 @@ def tile_index(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
+def own_index(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, INDEX: tl.constexpr):
+    """Return the batch of a program's tile, and its row and column in the grid of tiles, for one tile a program."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
+    row, column = tile_index(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    return batch, row, column
+
+
+@triton.jit
+def tile_at(batch, row, column, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INDEX: tl.constexpr):
+    """Return the tile at `row` and `column` of the grid of tiles, with contiguous rows and columns."""
+    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    return ResultTile(batch, rows, columns, rows < M, columns < N)
+
+
+@triton.jit
 def clamped_start(tile, SIZE: tl.constexpr, last):
     """Return the first row (or column) of a tile of SIZE rows, at most `last`; both are multiples of 16.
 
@@ -30,67 +50,102 @@ def clamped_start(tile, SIZE: tl.constexpr, last):
 
 
 @triton.jit
-def _load_broadcast(pointer, strides, rows, columns, row_mask, column_mask, KIND: tl.constexpr):
+def clamped_end(end, size):
+    """Clamp the end of a group, which callers choose freely, to 0 and `size`."""
+    return tl.minimum(tl.maximum(end, 0), size)
+
+
+# Alignment that Triton does not detect
+
+
+@triton.jit
+def aligned_sizes(M, N, K, META: tl.constexpr):
+    """Return M, N and K in a form that Triton's alignment analysis sees (`GemmMeta`)."""
+    return aligned_to(M, META.m_multiple), aligned_to(N, META.n_multiple), aligned_to(K, META.k_multiple)
+
+
+@triton.jit
+def aligned(strides, MULTIPLE: tl.constexpr, ROW_MAJOR: tl.constexpr):
+    """Return `MatrixStrides` of which MULTIPLE divides the row's if ROW_MAJOR, otherwise the column's."""
+    row = aligned_to(strides.row, MULTIPLE if ROW_MAJOR else 1)
+    return MatrixStrides(strides.batch, row, aligned_to(strides.column, 1 if ROW_MAJOR else MULTIPLE))
+
+
+@triton.jit
+def aligned_batches(strides, MULTIPLE: tl.constexpr):
+    """Return `MatrixStrides` of which MULTIPLE divides the batch's."""
+    return MatrixStrides(aligned_to(strides.batch, MULTIPLE), strides.row, strides.column)
+
+
+@triton.jit
+def aligned_strides(strides, META: tl.constexpr):
+    """Return `GemmStrides` in a form that Triton's alignment analysis sees (`GemmMeta`), but for those of batches."""
+    return GemmStrides(
+        aligned(strides.a, META.a_multiple, META.a_inner),
+        aligned(strides.b, META.b_multiple, not META.b_inner),
+        aligned(strides.out, META.out_multiple, META.out_inner),
+    )
+
+
+# The epilogue
+
+
+@triton.jit
+def _load_broadcast(pointer, strides, tile, KIND: tl.constexpr):
     """Load an epilogue tensor's values for a tile, in a shape that broadcasts to the tile.
 
-    KIND has bit 1 set if the tensor varies along rows, bit 2 if it varies along columns. `strides` are (batch, row,
-    column).
+    KIND has bit 1 set if the tensor varies along rows, bit 2 if it varies along columns. `pointer` is the batch's.
     """
     if KIND == 0:
         value = tl.load(pointer)
     elif KIND == 1:
-        value = tl.load(pointer + rows * strides[1], mask=row_mask, other=0)[:, None]
+        value = tl.load(pointer + tile.rows * strides.row, mask=tile.row_mask, other=0)[:, None]
     elif KIND == 2:
-        value = tl.load(pointer + columns * strides[2], mask=column_mask, other=0)[None, :]
+        value = tl.load(pointer + tile.columns * strides.column, mask=tile.column_mask, other=0)[None, :]
     else:
-        pointers = pointer + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
-        value = tl.load(pointers, mask=row_mask[:, None] & column_mask[None, :], other=0)
+        pointers = pointer + (tile.rows * strides.row)[:, None] + (tile.columns * strides.column)[None, :]
+        value = tl.load(pointers, mask=tile.row_mask[:, None] & tile.column_mask[None, :], other=0)
     return value
 
 
 @triton.jit
-def epilogue(product, tile, epilogue_arguments, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
+def epilogue(product, tile, arguments, META: tl.constexpr, ACTIVATION: tl.constexpr):
     """Return ACTIVATION(alpha * product * scales + beta * addend) for a tile, in the product's dtype.
 
     Args:
         product: the tile of sums, (rows, columns).
-        tile: (batch, rows, columns, row_mask, column_mask): indices in the result, and which of them exist.
-        epilogue_arguments: (addend, scales, strides, alpha, beta). `strides` has a (batch, row, column) for each scale,
-            then one for the addend. alpha and beta have the product's dtype.
-        SCALED: whether to multiply by alpha; otherwise alpha is 1.
-        KINDS: which dimensions each scale, then the addend, varies along (`_load_broadcast`).
+        tile: `ResultTile`.
+        arguments: `EpilogueArguments`.
+        META: `EpilogueMeta`.
         ACTIVATION: a device function of a block, or None.
     """
-    batch, rows, columns, row_mask, column_mask = tile
-    addend, scales, strides, alpha, beta = epilogue_arguments
-    COUNT: tl.constexpr = len(scales)
+    operands = arguments.operands
+    COUNT: tl.constexpr = len(operands.scales)
+    KINDS: tl.constexpr = META.kinds
     for i in tl.static_range(COUNT):
-        pointer = scales[i] + batch * strides[i][0]
-        product *= _load_broadcast(pointer, strides[i], rows, columns, row_mask, column_mask, KINDS[i])
-    if SCALED:
-        product *= alpha
-    if addend is not None:
-        pointer = addend + batch * strides[COUNT][0]
-        added = _load_broadcast(pointer, strides[COUNT], rows, columns, row_mask, column_mask, KINDS[COUNT])
-        product += beta * added.to(product.dtype)
+        strides = operands.strides[i]
+        product *= _load_broadcast(operands.scales[i] + tile.batch * strides.batch, strides, tile, KINDS[i])
+    if META.scaled:
+        product *= arguments.alpha
+    if operands.addend is not None:
+        strides = operands.strides[COUNT]
+        added = _load_broadcast(operands.addend + tile.batch * strides.batch, strides, tile, KINDS[COUNT])
+        product += arguments.beta * added.to(product.dtype)
     if ACTIVATION is not None:
         product = ACTIVATION(product)
     return product
 
 
 @triton.jit
-def epilogue_of_float64(
-    product, tile, epilogue_arguments, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr
-):
+def epilogue_of_float64(product, tile, operands, alpha, beta, META: tl.constexpr, ACTIVATION: tl.constexpr):
     """Cast alpha and beta from the host's float64 to the product's dtype, then apply `epilogue`."""
-    addend, scales, strides, alpha, beta = epilogue_arguments
     alpha, beta = tl.full((), alpha, product.dtype), tl.full((), beta, product.dtype)
-    return epilogue(product, tile, (addend, scales, strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+    return epilogue(product, tile, EpilogueArguments(operands, alpha, beta), META, ACTIVATION)
 
 
 @triton.jit
 def store(total, out, strides, tile):
-    """Store a tile (as in `epilogue`) in the result's dtype. `strides` are the result's (batch, row, column)."""
-    batch, rows, columns, row_mask, column_mask = tile
-    pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
-    tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
+    """Store a `ResultTile` in the result's dtype. `strides` are the result's `MatrixStrides`."""
+    pointers = out + tile.batch * strides.batch + (tile.rows * strides.row)[:, None]
+    pointers += (tile.columns * strides.column)[None, :]
+    tl.store(pointers, total.to(out.dtype.element_ty), mask=tile.row_mask[:, None] & tile.column_mask[None, :])

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tritonite.engine.gemm.kernels.arguments import EpilogueArguments, ResultTile
 from tritonite.engine.gemm.kernels.epilogue import clamped_start, epilogue, tile_index
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
@@ -119,20 +120,7 @@ def _copy_operands(a, b, b_more, buffers, sizes, META: gl.constexpr):
 
 
 @gluon.jit
-def _store_subtile(
-    subtile,
-    out,
-    staging,
-    start,
-    sizes,
-    epilogue_arguments,
-    META: gl.constexpr,
-    SCALED: gl.constexpr,
-    KINDS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    INDEX: gl.constexpr,
-    PENDING: gl.constexpr,
-):
+def _store_subtile(subtile, out, staging, start, sizes, arguments, META: gl.constexpr, PENDING: gl.constexpr):
     """Apply the epilogue to a subtile and store it by TMA through the buffer `staging`.
 
     `start` is (matrix, row, column) in the result. With META.addend_by_tma the buffer holds the addend at first. At
@@ -145,12 +133,13 @@ def _store_subtile(
         buffer = staging.reshape((WIDTH, ROWS)).permute((1, 0))
     else:
         buffer = staging.reshape((ROWS, WIDTH))
-    rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, subtile.type.layout))
-    columns = column.to(INDEX) + gl.arange(0, WIDTH, gl.SliceLayout(0, subtile.type.layout))
-    own = (matrix % sizes.batches).to(INDEX), rows, columns, rows < sizes.M, columns < sizes.N
-    result = epilogue(subtile, own, epilogue_arguments, SCALED, KINDS, ACTIVATION)
+    rows = row.to(META.index) + gl.arange(0, ROWS, gl.SliceLayout(1, subtile.type.layout))
+    columns = column.to(META.index) + gl.arange(0, WIDTH, gl.SliceLayout(0, subtile.type.layout))
+    batch = (matrix % sizes.batches).to(META.index)
+    own = ResultTile(batch, rows, columns, rows < sizes.M, columns < sizes.N)
+    result = epilogue(subtile, own, arguments, META, None)
     if META.addend_by_tma:
-        result += epilogue_arguments[4] * buffer.load(subtile.type.layout).to(gl.float32)
+        result += arguments.beta * buffer.load(subtile.type.layout).to(gl.float32)
     tma.store_wait(pendings=PENDING)
     buffer.store(result.to(out.dtype))
     fence_async_shared()
@@ -178,31 +167,24 @@ def _copy_addend(results, ready, start, batches, META: gl.constexpr, CONSUMER: g
 
 
 @gluon.jit
-def _prefetch_addend(
-    start,
-    sizes,
-    epilogue_arguments,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    KINDS: gl.constexpr,
-    OUT_TRANSPOSED: gl.constexpr,
-    INDEX: gl.constexpr,
-):
+def _prefetch_addend(start, sizes, operands, ROWS: gl.constexpr, COLUMNS: gl.constexpr, META: gl.constexpr):
     """Prefetch the addend of a tile into the L2 cache, if the addend varies along both rows and columns."""
     matrix, row, column = start
-    addend, scales, strides, _, _ = epilogue_arguments
-    COUNT: gl.constexpr = len(scales)
+    COUNT: gl.constexpr = len(operands.scales)
+    KINDS: gl.constexpr = META.kinds
+    OUT_TRANSPOSED: gl.constexpr = META.out_transposed
     if KINDS[COUNT] == 3:
-        LINE: gl.constexpr = 1024 // addend.dtype.element_ty.primitive_bitwidth
+        strides = operands.strides[COUNT]
+        LINE: gl.constexpr = 1024 // operands.addend.dtype.element_ty.primitive_bitwidth
         layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [2, 2], [0, 1])
         LENGTH: gl.constexpr = ROWS if OUT_TRANSPOSED else COLUMNS
         each = gl.arange(0, COLUMNS if OUT_TRANSPOSED else ROWS, gl.SliceLayout(1, layout))[:, None]
         line = gl.arange(0, max(1, LENGTH // LINE), gl.SliceLayout(0, layout))[None, :] * LINE
         rows, columns = (line, each) if OUT_TRANSPOSED else (each, line)
-        rows = gl.minimum(row + rows, sizes.M - 1).to(INDEX)
-        columns = gl.minimum(column + columns, sizes.N - 1).to(INDEX)
-        first = addend + (matrix % sizes.batches).to(INDEX) * strides[COUNT][0]
-        address = (first + rows * strides[COUNT][1] + columns * strides[COUNT][2]).to(gl.int64)
+        rows = gl.minimum(row + rows, sizes.M - 1).to(META.index)
+        columns = gl.minimum(column + columns, sizes.N - 1).to(META.index)
+        first = operands.addend + (matrix % sizes.batches).to(META.index) * strides.batch
+        address = (first + rows * strides.row + columns * strides.column).to(gl.int64)
         gl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
         )
@@ -219,18 +201,7 @@ def _b_operand(block, COLUMNS: gl.constexpr, INNER: gl.constexpr, B_TRANSPOSED: 
 
 
 @gluon.jit
-def _consume(
-    results,
-    buffers,
-    sizes,
-    epilogue_arguments,
-    META: gl.constexpr,
-    SCALED: gl.constexpr,
-    KINDS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    INDEX: gl.constexpr,
-    CONSUMER: gl.constexpr,
-):
+def _consume(results, buffers, sizes, arguments, META: gl.constexpr, CONSUMER: gl.constexpr):
     """Multiply and store, as warp group number CONSUMER: its rows of every tile, or with ping-pong every other tile."""
     STAGES: gl.constexpr = META.stages
     COPIES: gl.constexpr = buffers.a.shape[0] // STAGES
@@ -262,17 +233,9 @@ def _consume(
         if META.addend_by_tma:
             ready = buffers.addend_ready.index(CONSUMER)
             _copy_addend(results, ready, (matrix, row, column), sizes.batches, META, CONSUMER)
-        elif epilogue_arguments[0] is not None:
-            _prefetch_addend(
-                (matrix, row, column),
-                sizes,
-                epilogue_arguments,
-                ROWS,
-                COLUMNS * (2 if MORE > 0 else 1),
-                KINDS,
-                META.out_transposed,
-                INDEX,
-            )
+        elif arguments.operands.addend is not None:
+            WHOLE: gl.constexpr = COLUMNS * (2 if MORE > 0 else 1)
+            _prefetch_addend((matrix, row, column), sizes, arguments.operands, ROWS, WHOLE, META)
         if PINGPONG:
             mbarrier.wait(buffers.turns.index(CONSUMER), (turn + 1 - CONSUMER) % 2)
             turn += 1
@@ -323,12 +286,8 @@ def _consume(
                 results.staging.index(CONSUMER * BUFFERS + i % BUFFERS),
                 (matrix, row, column + i * WIDTH),
                 sizes,
-                epilogue_arguments,
+                arguments,
                 META,
-                SCALED,
-                KINDS,
-                ACTIVATION,
-                INDEX,
                 BUFFERS - 1,
             )
         if MORE > 0:
@@ -338,12 +297,8 @@ def _consume(
                 results.staging_more.index(CONSUMER),
                 (matrix, row, column + COLUMNS),
                 sizes,
-                epilogue_arguments,
+                arguments,
                 META,
-                SCALED,
-                KINDS,
-                ACTIVATION,
-                INDEX,
                 BUFFERS - 1,
             )
     tma.store_wait(pendings=0)
@@ -364,8 +319,8 @@ def multiply_warp_specialized(
     b_more,
     out,
     out_more,
-    added,
-    added_more,
+    copied,
+    copied_more,
     batches,
     M,
     N,
@@ -375,15 +330,9 @@ def multiply_warp_specialized(
     programs,
     last_row,
     last_column,
-    addend,
-    scales,
-    epilogue_strides,
+    added,
     alpha: tl.float64,
     beta: tl.float64,
-    SCALED: gl.constexpr,
-    KINDS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    INDEX: gl.constexpr,
     META: gl.constexpr,
 ):
     """Multiply tiles persistently, by META.consumers warp groups and a warp that copies.
@@ -392,11 +341,12 @@ def multiply_warp_specialized(
         a, b, out: tensor descriptors of (batch, row, column), or (batch, column, row) for transposed operands. Blocks
             of `out` have half of a tile's columns, without the last META.more_n.
         b_more, out_more: the descriptors for the last META.more_n columns of a tile, or None.
-        added, added_more: descriptors of an addend that TMA copies, or None.
+        copied, copied_more: descriptors of an addend that TMA copies, or None.
         steps: blocks of K in each of the `splits` slices. Each slice has a result of its own in `out`.
         programs: the stride, in tiles, from one tile of a program to its next.
         last_row, last_column: the last row and column that a tile may start at (`clamped_start`).
-        addend, scales, epilogue_strides, alpha, beta: see `epilogue`; an `added` addend is not among them.
+        added: `EpilogueOperands`, without an addend that TMA copies. alpha and beta are the factors of the epilogue.
+        META: `HopperGemmMeta`.
 
     A copied addend arrives in the staging buffers while its tile is multiplied, and META.buffers are two then. Threads
     that load an addend in the accumulator's layout would wait for memory after the last product.
@@ -439,17 +389,17 @@ def multiply_warp_specialized(
         mbarrier.init(addend_ready.index(i), count=1)
     tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS + META.more_n)
     buffers = _Buffers(a_blocks, b_blocks, b_blocks_more, ready, free, turns, addend_ready)
-    results = _Results(out, out_more, staging, staging_more, added, added_more)
+    results = _Results(out, out_more, staging, staging_more, copied, copied_more)
     tiles = splits * batches * tiles_m * tiles_n
     blocks = gl.cdiv(K, INNER)
     sizes = _Sizes(M, N, batches, tiles, tiles_m, tiles_n, blocks, steps, programs, last_row, last_column)
-    epilogue_arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
+    arguments = EpilogueArguments(added, alpha.to(gl.float32), beta.to(gl.float32))
     wait_for_previous_launch()
     # Both lists leave out the first partition: the warps of each, and the registers of a thread. Copying needs few.
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 0)),
+                (_consume, (results, buffers, sizes, arguments, META, 0)),
                 (_copy_operands, (a, b, b_more, buffers, sizes, META)),
             ],
             [1],
@@ -458,8 +408,8 @@ def multiply_warp_specialized(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 0)),
-                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 1)),
+                (_consume, (results, buffers, sizes, arguments, META, 0)),
+                (_consume, (results, buffers, sizes, arguments, META, 1)),
                 (_copy_operands, (a, b, b_more, buffers, sizes, META)),
             ],
             [4, 1],
@@ -468,9 +418,9 @@ def multiply_warp_specialized(
     else:
         gl.warp_specialize(
             [
-                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 0)),
-                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 1)),
-                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 2)),
+                (_consume, (results, buffers, sizes, arguments, META, 0)),
+                (_consume, (results, buffers, sizes, arguments, META, 1)),
+                (_consume, (results, buffers, sizes, arguments, META, 2)),
                 (_copy_operands, (a, b, b_more, buffers, sizes, META)),
             ],
             [4, 4, 1],

@@ -17,7 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tritonite.engine.gemm.kernels.epilogue import epilogue, store, tile_index
+from tritonite.engine.gemm.kernels.arguments import EpilogueArguments, ResultTile
+from tritonite.engine.gemm.kernels.epilogue import aligned, aligned_batches, aligned_sizes, epilogue, own_index, store
 from tritonite.language.bf16x6 import split_terms
 from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
@@ -235,10 +236,8 @@ def multiply_bf16x6(
     a,
     b,
     out,
-    addend,
-    scales,
     strides,
-    epilogue_strides,
+    added,
     batches,
     M,
     N,
@@ -246,18 +245,9 @@ def multiply_bf16x6(
     steps,
     alpha: tl.float64,
     beta: tl.float64,
-    SCALED: gl.constexpr,
-    KINDS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    INDEX: gl.constexpr,
-    SPLIT: gl.constexpr,
     META: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    GROUP_M: gl.constexpr,
 ):
-    """Multiply float32 by six products of bfloat16 terms, one tile a program; arguments as in `portable.multiply`.
+    """Multiply float32 by six products of bfloat16 terms, one tile a program; arguments as in `pointers`.
 
     A tile has 64 rows for each warp group. Each group loads its rows of a's block to registers, where they are split
     into terms and multiplied. The terms of b's block go through shared memory, in two buffers: one is multiplied while
@@ -267,27 +257,22 @@ def multiply_bf16x6(
     NaN of small products is then replaced by 0 before the main product is added.
     """
     wait_for_previous_launch()
-    M, N, K = aligned_to(M, META.m_multiple), aligned_to(N, META.n_multiple), aligned_to(K, META.k_multiple)
+    BLOCK_M: gl.constexpr = META.block_m
+    BLOCK_N: gl.constexpr = META.block_n
+    BLOCK_K: gl.constexpr = META.block_k
     B_INNER: gl.constexpr = META.b_inner
-    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
-    batch = (gl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
-    row, column = tile_index(gl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-    row, column = row.to(INDEX) * BLOCK_M, column.to(INDEX) * BLOCK_N
-    begin = gl.program_id(1).to(INDEX) * steps * BLOCK_K
+    M, N, K = aligned_sizes(M, N, K, META)
+    batch, row, column = own_index(M, N, BLOCK_M, BLOCK_N, META.group_m, META.index)
+    row, column = row.to(META.index) * BLOCK_M, column.to(META.index) * BLOCK_N
+    begin = gl.program_id(1).to(META.index) * steps * BLOCK_K
     bounds = _Bounds(M, N, gl.minimum(begin + steps * BLOCK_K, K))
     count = gl.cdiv(bounds.inner - begin, BLOCK_K).to(gl.int32)
-    own_a = _Operand(
-        pointer=a + batch * aligned_to(strides[0][0], META.a_multiple),
-        first=row,
-        stride=aligned_to(strides[0][1], META.a_multiple if META.a_inner else 1),
-        inner_stride=aligned_to(strides[0][2], 1 if META.a_inner else META.a_multiple),
-    )
-    own_b = _Operand(
-        pointer=b + batch * aligned_to(strides[1][0], META.b_multiple),
-        first=column,
-        inner_stride=aligned_to(strides[1][1], 1 if META.b_inner else META.b_multiple),
-        stride=aligned_to(strides[1][2], META.b_multiple if META.b_inner else 1),
-    )
+    pointer = a + batch * aligned_to(strides.a.batch, META.a_multiple)
+    own_strides = aligned(strides.a, META.a_multiple, META.a_inner)
+    own_a = _Operand(pointer, row, own_strides.row, own_strides.column)
+    pointer = b + batch * aligned_to(strides.b.batch, META.b_multiple)
+    own_strides = aligned(strides.b, META.b_multiple, not META.b_inner)
+    own_b = _Operand(pointer, column, own_strides.column, own_strides.row)
     ROWS_OF: gl.constexpr = BLOCK_N if B_INNER else BLOCK_K
     COLUMNS: gl.constexpr = BLOCK_K if B_INNER else BLOCK_N
     even = shared_parts(ROWS_OF, COLUMNS)
@@ -310,12 +295,11 @@ def multiply_bf16x6(
     total = gl.convert_layout(total, written)
     rows = row + gl.arange(0, BLOCK_M, gl.SliceLayout(1, written))
     columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, written))
-    if SPLIT:
-        batch += gl.program_id(1).to(INDEX) * batches
-    tile = batch, rows, columns, rows < M, columns < N
-    if not SPLIT:
-        arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
-        total = epilogue(total, tile, arguments, SCALED, KINDS, ACTIVATION)
-    out_row = aligned_to(strides[2][1], OUT_MULTIPLE if OUT_INNER else 1)
-    out_column = aligned_to(strides[2][2], 1 if OUT_INNER else OUT_MULTIPLE)
-    store(total, out, (aligned_to(strides[2][0], OUT_MULTIPLE), out_row, out_column), tile)
+    if META.split:
+        batch += gl.program_id(1).to(META.index) * batches
+    tile = ResultTile(batch, rows, columns, rows < M, columns < N)
+    if not META.split:
+        arguments = EpilogueArguments(added, alpha.to(gl.float32), beta.to(gl.float32))
+        total = epilogue(total, tile, arguments, META, None)
+    own_strides = aligned(strides.out, OUT_MULTIPLE, OUT_INNER)
+    store(total, out, aligned_batches(own_strides, OUT_MULTIPLE), tile)

@@ -3,11 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
-@dataclass(frozen=True)
-class GemmMeta:
-    """Layout of the operands of `portable.multiply` and `hopper_fp32.multiply_bf16x6`, which load through pointers.
+@dataclass(frozen=True, kw_only=True)
+class EpilogueMeta:
+    """Facts of an epilogue (`epilogue.epilogue`).
+
+    An activation is a parameter of its own. Triton's cache on disk hashes the source of a function that is a parameter,
+    but not of one in a dataclass.
+    """
+
+    # Whether to multiply by alpha; otherwise alpha is 1.
+    scaled: bool
+    # Dimensions that each scale, then the addend, varies along (`epilogue._load_broadcast`).
+    kinds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileMeta:
+    """Facts of a tile: its size, and how its products are added."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    # Rows of tiles that consecutive programs go down (`epilogue.tile_index`).
+    group_m: int
+    # The dtypes of sums and of element offsets.
+    accumulator: Any
+    index: Any
+    # Precision of float32 products: "ieee", "tf32", or "bf16x6", six products of bfloat16 terms (Henry, Tang and
+    # Heinecke 2019).
+    precision: str
+    # Elements along K after which tensor cores' float8 sums are added in float32; None for no such limit.
+    imprecise: int | None
+
+    @property
+    def shown(self) -> dict[str, int]:
+        """The facts that `explain` shows: the sizes of a tile."""
+        sizes = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
+        return {**sizes, "GROUP_M": self.group_m}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmMeta(TileMeta, EpilogueMeta):
+    """Facts of the kernels that load through pointers: those of `pointers`, and `hopper_fp32.multiply_bf16x6`.
 
     A `multiple` is a number of elements, up to 16 bytes of them, that divides a size or the strides other than 1.
     Triton itself detects multiples of 16 alone, and with any other it would load elements one by one.
@@ -25,6 +65,10 @@ class GemmMeta:
     out_inner: bool
     # Whether neither dimension of a is contiguous.
     a_strided: bool
+    # Whether programs sum slices of K (split-K), each of which has a result of its own.
+    split: bool
+    # Whether block_k divides K and the ends of all groups.
+    even_k: bool = False
     # Elements up to a multiple of which contiguous rows or columns are padded with zeros: 16 bytes of them, or 1 for no
     # padding.
     a_padding: int = 1
@@ -37,10 +81,40 @@ class GemmMeta:
     column_stride: int = 0
 
 
-@dataclass(frozen=True)
-class HopperGemmMeta:
-    """Facts that `hopper.multiply_warp_specialized` is compiled for; blocks are those of its tensor descriptors."""
+@dataclass(frozen=True, kw_only=True)
+class PersistentMeta(TileMeta, EpilogueMeta):
+    """Facts of `persistent.multiply_persistent`."""
 
+    # The dtype of the result, or of the partial products.
+    result: Any
+    # Whether columns of an operand are contiguous, and rows are not.
+    a_transposed: bool
+    b_transposed: bool
+    # Whether each slice of K has a result of its own (split-K).
+    split: bool
+    # Whether a tile is stored in two subtiles, through half the shared memory.
+    split_store: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsMeta(TileMeta):
+    """Facts of `persistent.multiply_groups`."""
+
+    a_transposed: bool
+    b_transposed: bool
+    # Groups, and the power of two that is at least as large.
+    groups: int
+    lanes: int
+    # A divisor of the row that each tile starts at.
+    multiple: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperGemmMeta(EpilogueMeta):
+    """Facts of `hopper.multiply_warp_specialized`, whose tensor descriptors have the sizes of blocks."""
+
+    # The dtype of element offsets.
+    index: Any
     a_transposed: bool
     b_transposed: bool
     out_transposed: bool

@@ -1,0 +1,50 @@
+"""Run-time arguments of the kernels of products, whose fields kernels read by name."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class MatrixStrides(NamedTuple):
+    """Strides, in elements, of a batch of matrices: between batches, between rows and between columns."""
+
+    batch: Any
+    row: Any
+    column: Any
+
+
+class GemmStrides(NamedTuple):
+    """Strides of the operands a and b and of the result, each `MatrixStrides`."""
+
+    a: Any
+    b: Any
+    out: Any
+
+
+class EpilogueOperands(NamedTuple):
+    """Tensors that an epilogue reads: the addend or None, the scales, and `MatrixStrides` of the scales and the addend.
+
+    The strides of a broadcast dimension are 0.
+    """
+
+    addend: Any
+    scales: Any
+    strides: Any
+
+
+class EpilogueArguments(NamedTuple):
+    """`EpilogueOperands`, and the factors of the product and of the addend in the product's dtype."""
+
+    operands: Any
+    alpha: Any
+    beta: Any
+
+
+class ResultTile(NamedTuple):
+    """A tile of the result: its batch, indices of its rows and columns, and masks of those that exist."""
+
+    batch: Any
+    rows: Any
+    columns: Any
+    row_mask: Any
+    column_mask: Any
