@@ -93,23 +93,30 @@ class Results(NamedTuple):
 
 
 @gluon.jit
-def key_tile(sizes, BLOCK_N: gl.constexpr, META: gl.constexpr):
-    """Return (first key, batch, head, first block of queries, blocks, how many need a mask) of a program.
+def key_tile(block, blocks, extent, BLOCK_N: gl.constexpr, META: gl.constexpr):
+    """Return (first key, first block of queries, blocks, how many need a mask) of one of `blocks` blocks of keys.
 
     A partial last block comes first, then the others in order. Masked are those up to the first block whose queries all
     see all keys. Programs of the first keys, which most queries see, start first.
     """
     BLOCK_M: gl.constexpr = META.block_m
-    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
-    row = (sizes.blocks - 1 - block) * BLOCK_N
-    count = gl.cdiv(sizes.queries, BLOCK_M)
-    partial = count - sizes.queries // BLOCK_M
+    row = (blocks - 1 - block) * BLOCK_N
+    count = gl.cdiv(extent.queries, BLOCK_M)
+    partial = count - extent.queries // BLOCK_M
     first, masked = 0, partial
     if META.causal:
-        first = gl.minimum(gl.maximum(row - sizes.diagonal, 0) // BLOCK_M, count)
-        whole = gl.minimum(gl.cdiv(gl.maximum(row + BLOCK_N - 1 - sizes.diagonal, 0), BLOCK_M), count)
+        first = gl.minimum(gl.maximum(row - extent.diagonal, 0) // BLOCK_M, count)
+        whole = gl.minimum(gl.cdiv(gl.maximum(row + BLOCK_N - 1 - extent.diagonal, 0), BLOCK_M), count)
         masked = gl.minimum(whole - first + partial, count - first)
-    return row, batch.to(gl.int32), head.to(gl.int32), first, count - first, masked
+    return row, first, count - first, masked
+
+
+@gluon.jit
+def _locate_tile(sizes, BLOCK_N: gl.constexpr, META: gl.constexpr):
+    """Return (first key, batch, head, first block of queries, blocks, how many need a mask) of a program."""
+    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
+    row, first, count, masked = key_tile(block, sizes.blocks, sizes, BLOCK_N, META)
+    return row, batch.to(gl.int32), head.to(gl.int32), first, count, masked
 
 
 @gluon.jit
@@ -130,7 +137,7 @@ def _produce(operands, buffers, barriers, sizes, META: gl.constexpr):
     BLOCK_M: gl.constexpr = META.block_m
     biases = buffers.bias
     BIAS_BYTES: gl.constexpr = 0 if biases is None else SETS * biases.shape[3] * ROWS * 2 + BLOCK_M * 4
-    row, batch, own_head, first, count, _masked = key_tile(sizes, SETS * ROWS, META)
+    row, batch, own_head, first, count, _masked = _locate_tile(sizes, SETS * ROWS, META)
     kv_head = own_head // META.ratio if META.split else own_head
     for i in gl.static_range(SETS):
         mbarrier.expect(barriers.k_ready.index(i), ROWS * META.block_d * 2)
@@ -235,7 +242,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    row, batch, head, first, count, masked = key_tile(sizes, GROUPS * ROWS, META)
+    row, batch, head, first, count, masked = _locate_tile(sizes, GROUPS * ROWS, META)
     row += WHICH * ROWS
     begins = row - sizes.diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout))
     factor = score_factor(scale, META.nats)
@@ -335,7 +342,7 @@ def _consume_dv(grad_value, buffers, barriers, sizes, scale, META: gl.constexpr)
     BLOCK_V: gl.constexpr = META.block_v
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    row, batch, head, first, count, masked = key_tile(sizes, ROWS, META)
+    row, batch, head, first, count, masked = _locate_tile(sizes, ROWS, META)
     factor = (scale * LOG2E).to(gl.float32)
     dv = gl.zeros((ROWS, BLOCK_V), gl.float32, dv_layout)
     mbarrier.wait(barriers.k_ready.index(0), 0)
@@ -362,7 +369,7 @@ def _consume_dk(grad_key, buffers, barriers, sizes, scale, META: gl.constexpr):
     BLOCK_D: gl.constexpr = META.block_d
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    row, batch, head, first, count, masked = key_tile(sizes, ROWS, META)
+    row, batch, head, first, count, masked = _locate_tile(sizes, ROWS, META)
     dk = gl.zeros((ROWS, BLOCK_D), gl.float32, dk_layout)
     mbarrier.wait(barriers.v_ready.index(0), 0)
     own = (matrix(buffers.v, 0), row - sizes.diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout)))

@@ -83,20 +83,27 @@ class Results(NamedTuple):
 
 
 @gluon.jit
-def query_tile(sizes, BLOCK_M: gl.constexpr, META: gl.constexpr):
-    """Return (first query, batch, head, blocks of keys, how many of the first ones need a mask) of a program.
+def query_tile(block, extent, BLOCK_M: gl.constexpr, META: gl.constexpr):
+    """Return (first query, blocks of keys, how many of the first ones need a mask) of a block of queries.
 
     Blocks of keys are taken from the last to the first, and there is at least one.
     """
     BLOCK_N: gl.constexpr = META.block_n
-    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
-    end, whole = sizes.keys, sizes.keys // BLOCK_N
+    end, whole = extent.keys, extent.keys // BLOCK_N
     if META.causal:
-        first = block * BLOCK_M + sizes.diagonal + 1
-        end = gl.minimum(sizes.keys, gl.maximum(first + BLOCK_M - 1, 1))
+        first = block * BLOCK_M + extent.diagonal + 1
+        end = gl.minimum(extent.keys, gl.maximum(first + BLOCK_M - 1, 1))
         whole = gl.minimum(whole, gl.maximum(first, 0) // BLOCK_N)
     count = gl.cdiv(end, BLOCK_N)
-    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count - 1)
+    return block * BLOCK_M, count, count - gl.minimum(whole, count - 1)
+
+
+@gluon.jit
+def _locate_tile(sizes, META: gl.constexpr):
+    """Return (first query, batch, head, blocks of keys, how many of the first ones need a mask) of a program."""
+    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
+    first, count, masked = query_tile(block, sizes, GROUPS * ROWS, META)
+    return first, batch.to(gl.int32), head.to(gl.int32), count, masked
 
 
 @gluon.jit
@@ -107,7 +114,7 @@ def _produce(operands, buffers, barriers, sizes, META: gl.constexpr):
     BLOCK_N: gl.constexpr = META.block_n
     biases = buffers.bias
     BIAS_BYTES: gl.constexpr = 0 if biases is None else biases.shape[0] // STAGES * biases.shape[3] * BLOCK_N * 2
-    first, batch, head, count, _masked = query_tile(sizes, GROUPS * ROWS, META)
+    first, batch, head, count, _masked = _locate_tile(sizes, META)
     kv_head = head // META.ratio
     for step in range(count):
         stage, phase = step % STAGES, 1 - step // STAGES % 2
@@ -213,7 +220,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
-    row, batch, head, count, masked = query_tile(sizes, GROUPS * ROWS, META)
+    row, batch, head, count, masked = _locate_tile(sizes, META)
     row += WHICH * ROWS
     rows = row + gl.arange(0, ROWS, row_layout)
     exists = rows < sizes.queries
