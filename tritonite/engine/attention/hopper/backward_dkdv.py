@@ -19,7 +19,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tritonite.engine.attention.hopper.descriptors import LOG2E, ROWS, copy_bias, scale_and_add_bias
+from tritonite.engine.attention.hopper.descriptors import (
+    LOG2E,
+    ROWS,
+    copy_bias,
+    init_barriers,
+    new_barriers,
+    new_blocks,
+    scale_and_add_bias,
+)
 from tritonite.engine.attention.hopper.tiles import GROUPS, as_operand, matrix, opaque_index, start_product
 from tritonite.engine.attention.problem import AttentionMeta
 from tritonite.engine.attention.prologue import TileSizes, program_tile
@@ -389,7 +397,7 @@ def _consume_dk(grad_key, buffers, barriers, sizes, scale, META: gl.constexpr):
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+@gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dkdv_warp_specialized(
     query,
     key,
@@ -416,37 +424,22 @@ def attend_backward_dkdv_warp_specialized(
     """
     SETS: gl.constexpr = 1 if META.separate else GROUPS
     STAGES: gl.constexpr = META.stages
-    ks = gl.allocate_shared_memory(key.dtype, [SETS] + key.block_shape, key.layout)
-    vs = gl.allocate_shared_memory(value.dtype, [SETS] + value.block_shape, value.layout)
-    qs = gl.allocate_shared_memory(query.dtype, [STAGES] + query.block_shape, query.layout)
-    grads = gl.allocate_shared_memory(grad_out.dtype, [STAGES] + grad_out.block_shape, grad_out.layout)
-    logsumexps = gl.allocate_shared_memory(row_stats.dtype, [STAGES] + row_stats.block_shape, row_stats.layout)
-    deltas = gl.allocate_shared_memory(row_stats.dtype, [STAGES] + row_stats.block_shape, row_stats.layout)
-    k_ready = gl.allocate_shared_memory(gl.int64, [SETS, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [SETS, 1], mbarrier.MBarrierLayout())
-    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    grad_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(SETS):
-        mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(v_ready.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(q_ready.index(i), count=1)
-        mbarrier.init(grad_ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=GROUPS)
+    ks, vs = new_blocks(key, SETS), new_blocks(value, SETS)
+    qs, grads = new_blocks(query, STAGES), new_blocks(grad_out, STAGES)
+    logsumexps, deltas = new_blocks(row_stats, STAGES), new_blocks(row_stats, STAGES)
+    k_ready, v_ready, q_ready = new_barriers(SETS), new_barriers(SETS), new_barriers(STAGES)
+    grad_ready, free = new_barriers(STAGES), new_barriers(STAGES)
+    init_barriers((k_ready, v_ready), (1, 1))
+    init_barriers((q_ready, grad_ready, free), (1, 1, GROUPS))
     biases, excesses, ps, p_ready, p_free = None, None, None, None, None
     if bias is not None:
-        biases = gl.allocate_shared_memory(bias.dtype, [STAGES * SETS] + bias.block_shape, bias.layout)
-        excesses = gl.allocate_shared_memory(row_stats.dtype, [STAGES] + row_stats.block_shape, row_stats.layout)
+        biases, excesses = new_blocks(bias, STAGES * SETS), new_blocks(row_stats, STAGES)
     if META.separate:
         # Swizzled so that a thread's eight columns miss the banks of the rows that are written with it.
         swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
         ps = gl.allocate_shared_memory(gl.float32, [2, ROWS, META.block_m], swizzled)
-        p_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        p_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(2):
-            mbarrier.init(p_ready.index(i), count=1)
-            mbarrier.init(p_free.index(i), count=1)
+        p_ready, p_free = new_barriers(2), new_barriers(2)
+        init_barriers((p_ready, p_free), (1, 1))
     operands = Operands(query, key, value, grad_out, row_stats, bias)
     buffers = Buffers(ks, vs, qs, grads, logsumexps, deltas, biases, ps, excesses)
     barriers = Barriers(k_ready, v_ready, q_ready, grad_ready, free, p_ready, p_free)
