@@ -5,6 +5,7 @@
     forward.py      attention(): chooses a forward kernel; `attend`, for all devices
     backward.py     attention_backward(): chooses backward kernels; `attend_backward_dq` and `attend_backward_dkdv`
     decode.py       decode(): few queries over many keys, in splits that a second launch combines
+    decode_keys.py  where a decoding program's tokens and keys are: sequences, splits, pages
     paged.py        attend_to_pages(), write_to_pages(): decoding over paged caches, and writing to them
     hopper/         sm_90 kernels in Gluon: warp-specialised ones for 16-bit floats, fp32_* for float32
     arguments.py    a call's tensors, strides and sizes as arguments of kernels

@@ -3,6 +3,7 @@
 One warp, the producer, copies blocks by TMA. Consumer groups of four warps take 64 queries each. Tensor cores multiply
 for one group while another computes exponentials, and within a group for its next block (Shah et al. 2024).
 """
+# Over 500 lines: one kernel, whose producer and consumers must be read together, because they share barriers.
 
 from __future__ import annotations
 
