@@ -37,13 +37,13 @@ def forward_arguments(
     """Return (programs, arguments) of a forward kernel whose programs have `block_m` queries."""
     operands = Operands(*problem[:4])
     heads, blocks = problem.query.shape[1], -(-problem.queries // block_m)
+    query, key, value, result = map(problem.strides, (*operands[:3], out))
     return blocks * problem.batch * heads, {
         "operands": operands,
         "results": Results(out, logsumexp),
         "starts": Starts(*problem.starts),
         "strides": ForwardStrides(
-            *[problem.strides(tensor) for tensor in (*operands[:3], out)],
-            *(problem.bias_strides, problem.logsumexp_strides(logsumexp)),
+            query, key, value, result, problem.bias_strides, problem.logsumexp_strides(logsumexp)
         ),
         "padded": problem.padded_rows(logsumexp),
         **tile_sizes(problem, heads, blocks, problem.group),
@@ -62,19 +62,18 @@ def backward_arguments(
     operands, of = Operands(*problem[:4]), problem.strides
     delta = empty(problem.query.shape[:3], torch.float32, out.device)
     excesses = empty(problem.query.shape[:3], torch.float32, out.device) if problem.adds else None
-    read = (*map(of, operands[:3]), problem.bias_strides, of(grad_out))
-    of_logsumexp, of_grad_bias = problem.logsumexp_strides(logsumexp), (0, 0, 0, 0)
-    if grad_bias is not None:
-        of_grad_bias = grad_bias.stride()
+    query, key, value, grad = map(of, (*operands[:3], grad_out))
+    bias, rows = problem.bias_strides, problem.logsumexp_strides(logsumexp)
+    scores = HeadStrides(*((0, 0, 0, 0) if grad_bias is None else grad_bias.stride()))
     shared = {"operands": operands, "starts": Starts(*problem.starts)}
     dq = {
         "inputs": DqInputs(grad_out, out, logsumexp),
         "results": DqResults(grads[0], grad_bias, delta, excesses),
-        "strides": DqStrides(*read, of(out), of_logsumexp, of(grads[0]), HeadStrides(*of_grad_bias), of(delta)),
+        "strides": DqStrides(query, key, value, bias, grad, of(out), rows, of(grads[0]), scores, of(delta)),
     }
     dkdv = {
         "inputs": DkdvInputs(grad_out, logsumexp, delta, excesses),
         "results": DkdvResults(*grads[1:]),
-        "strides": DkdvStrides(*read, of_logsumexp, of(grads[1]), of(grads[2]), of(delta)),
+        "strides": DkdvStrides(query, key, value, bias, grad, rows, of(grads[1]), of(grads[2]), of(delta)),
     }
     return shared | dq, shared | dkdv

@@ -413,7 +413,13 @@ def launch_splits(
     if several:
         values = empty((rows, cut.splits, meta.value_size), torch.float32, device)
         partial = (values, empty((rows, cut.splits, 2), torch.float32, device))
-    shared = {"tables": tables, "results": results, "partial": partial, "strides": strides, "META": meta}
+    shared: dict[str, Any] = {
+        "tables": tables,
+        "results": results,
+        "partial": partial,
+        "strides": strides,
+        "META": meta,
+    }
     shared |= sizes | {"splits": cut.splits, "least_keys": cut.least_keys} | (ASSERTING if meta.page else {})
     # Packed logsumexp is not padded.
     padded = 0 if results.logsumexp is None or tables.key_starts is not None else results.logsumexp.shape[2]
@@ -463,8 +469,8 @@ def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, 
     cut = Cut.choose(tile, all_blocks, kv_heads, _keys_of_last_query(problem), query.device)
     meta = DecodeMeta(**vars(problem.meta(tile, out, empty=no_keys)))
     strides = DecodeStrides(
-        *(*map(problem.strides, (query, key, value, out)), problem.bias_strides),
-        HeadStrides(*problem.logsumexp_strides(logsumexp)[:3]),
+        *(problem.strides(query), problem.strides(key), problem.strides(value), problem.strides(out)),
+        *(problem.bias_strides, HeadStrides(*problem.logsumexp_strides(logsumexp)[:3])),
     )
     starts, key_starts = problem.starts
     tokens = batch * rows if packed is None else rows

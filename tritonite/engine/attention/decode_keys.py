@@ -1,4 +1,4 @@
-"""Where a decoding program's tokens and keys are: sequences, splits of their keys, pages of a cache."""
+"""Indices of a decoding program's tokens and keys: sequences, splits of their keys, pages of a cache."""
 
 from __future__ import annotations
 

@@ -94,16 +94,22 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         capped=work.softcap is not None,
         unmasked=tile.BLOCK_M >= table.UNMASKED_ROWS,
     )
-    cache_strides = [HeadStrides(cache.stride(0), cache.stride(2), cache.stride(1)) for cache in (key, value)]
+    key_strides, value_strides = [
+        HeadStrides(cache.stride(0), cache.stride(2), cache.stride(1)) for cache in (key, value)
+    ]
     # With starts a token is counted from the first of all; otherwise it is the batch.
     query_strides, out_strides = [
         HeadStrides(0, own.stride(1), own.stride(0)) if ragged else HeadStrides(own.stride(0), own.stride(1), 0)
         for own in (query, out)
     ]
-    scales = (0, 0) if work.scales is None else tuple([own.stride(0) if own.numel() > 1 else 0 for own in work.scales])
+    scales = 0, 0
+    if work.scales is not None:
+        key_scale, value_scale = [own.stride(0) if own.numel() > 1 else 0 for own in work.scales]
+        scales = key_scale, value_scale
     strides = DecodeStrides(
-        *(query_strides, *cache_strides, out_strides, HeadStrides(0, 0, 0, 0), HeadStrides(0, 0, 0)),
-        *(work.pages.stride(0), scales),
+        *(query_strides, key_strides, value_strides, out_strides, HeadStrides(0, 0, 0, 0), HeadStrides(0, 0, 0)),
+        pages=work.pages.stride(0),
+        scales=scales,
     )
     # A cache without pages has no room for a key.
     room = page * most_pages if n_pages else 0
