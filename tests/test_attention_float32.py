@@ -12,7 +12,7 @@ from warps import Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, forward, prologue, scores
+from tritonite.engine.attention import arguments, backward, forward, prologue, scores
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.hopper import (
     backward_dkdv,
@@ -118,11 +118,13 @@ def test_serves_float32_of_any_layout(of_hopper, monkeypatch):
 @pytest.fixture(params=[False, True], ids=["late", "at once"])
 def in_python(request, monkeypatch):
     """The host functions launch what the kernels' sources do as plain Python."""
-    as_is = {"heads", "batch_heads", "group", "blocks"}
+    as_is = {"heads", "batch_heads", "group", "blocks", "strides"}
 
     def given(name, value):
         if name == "META":
             return types.SimpleNamespace(**dataclasses.asdict(dataclasses.replace(value, index=torch.int64)))
+        if isinstance(value, tuple):
+            return type(value)(*[given(name, each) for each in value])
         if isinstance(value, torch.Tensor):
             return Pointer(value)
         if name == "scale":
@@ -162,7 +164,7 @@ def in_python(request, monkeypatch):
     for module, names in _KERNELS.items():
         for name in names:
             monkeypatch.setattr(module, name, Launcher(getattr(module, name), module))
-    monkeypatch.setattr(fp32_backward, "empty", lambda *given: torch.empty(given[0]).fill_(math.nan))
+    monkeypatch.setattr(arguments, "empty", lambda *given: torch.empty(given[0]).fill_(math.nan))
 
 
 def added(work):

@@ -18,7 +18,7 @@ from tritonite.engine.attention.hopper import descriptors
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.hopper.descriptors import bias_descriptor
 from tritonite.engine.attention.problem import Packed, Problem
-from tritonite.engine.attention.prologue import longest_first
+from tritonite.engine.attention.prologue import HeadStrides, longest_first
 from tritonite.engine.attention.table import WarpSpecialized
 
 on_sm_90 = pytest.mark.skipif(
@@ -223,7 +223,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
             bias,
             Descriptor(out, [1, 1, rows, block_v]),
             Pointer(logsumexp),
-            *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
+            *(HeadStrides(*logsumexp.stride()), heads, work.batch * heads, work.group, blocks, work.queries),
             *(number(work.keys), work.diagonal, logsumexp.shape[2], programs, torch.tensor(work.factor).double()),
             META=types.SimpleNamespace(**meta),
         )

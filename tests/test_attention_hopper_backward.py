@@ -110,7 +110,7 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
 
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
     """Run the kernels' sources in plain Python, as the host function launches them."""
-    as_is = {"heads", "batch_heads", "group", "blocks"}
+    as_is = {"heads", "batch_heads", "group", "blocks", "strides"}
 
     def given(name, value):
         if isinstance(value, hopper_backward.TensorDescriptor):
@@ -118,6 +118,8 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
             return Descriptor(tensor, value.block_shape)
         if name == "META":
             return types.SimpleNamespace(**dataclasses.asdict(dataclasses.replace(value, index=torch.int64)))
+        if isinstance(value, tuple):
+            return type(value)(*[given(name, each) for each in value])
         if isinstance(value, torch.Tensor):
             return Pointer(value)
         if name == "scale":

@@ -5,9 +5,11 @@
     forward.py      attention(): chooses a forward kernel; `attend`, for all devices
     backward.py     attention_backward(): chooses backward kernels; `attend_backward_dq` and `attend_backward_dkdv`
     decode.py       decode(): few queries over many keys, in splits that a second launch combines
+    decode_keys.py  where a decoding program's tokens and keys are: sequences, splits, pages
     paged.py        attend_to_pages(), write_to_pages(): decoding over paged caches, and writing to them
     hopper/         sm_90 kernels in Gluon: warp-specialised ones for 16-bit floats, fp32_* for float32
-    prologue.py     from a program's number to its block, head, sequence and pointers
+    arguments.py    a call's tensors, strides and sizes as arguments of kernels
+    prologue.py     types of those arguments; from a program's number to its block, head, sequence and pointers
     scores.py       masks, biases, exponentials, logsumexp; for Triton and Gluon
     dropout.py      the elements that ATen's dropout keeps
 
@@ -17,8 +19,8 @@ A call of `scaled_dot_product_attention`:
    rows, elements) with a contiguous last dimension, a bias expanded to all scores, packed sequences by their starts.
 2. `decode.decodes` sends few queries over many keys to `decode`. Otherwise `forward.attention` launches the first
    kernel that serves the problem: `hopper.forward`, `hopper.fp32_forward`, `attend`. `table` gives its tile.
-3. `attend`: a program has a block of queries. `prologue` finds its head and sequence. One loop has the blocks of keys
-   that all queries see, without masks; another has the rest. `_attend_block` updates accumulator, row max and row sum.
+3. `attend`: a program has a block of queries. `prologue` finds its head and sequence. `_attend_keys` updates
+   accumulator, row max and row sum: first over the keys that all queries see, without masks, then over the rest.
 4. The program divides by the row sum, and stores the result and the logsumexp.
 5. The gradient recomputes probabilities from logsumexp. `attend_backward_dq` sums over keys and stores delta, each
    row's sum of out * grad_out. `attend_backward_dkdv` sums over queries, of all heads that share its keys. Nothing is

@@ -15,8 +15,10 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.engine.attention import table
-from tritonite.engine.attention.decode import Cut, DecodeMeta, launch_splits, most_blocks
+from tritonite.engine.attention.decode import Cut, launch_splits, most_blocks
+from tritonite.engine.attention.decode_keys import DecodeMeta, DecodeOperands, DecodeStrides, Tables
 from tritonite.engine.attention.problem import dot_precision
+from tritonite.engine.attention.prologue import HeadStrides, Results
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import Number, settings
@@ -92,21 +94,32 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         capped=work.softcap is not None,
         unmasked=tile.BLOCK_M >= table.UNMASKED_ROWS,
     )
-    cache_strides = [(cache.stride(0), cache.stride(2), cache.stride(1)) for cache in (key, value)]
+    key_strides, value_strides = [
+        HeadStrides(cache.stride(0), cache.stride(2), cache.stride(1)) for cache in (key, value)
+    ]
     # With starts a token is counted from the first of all; otherwise it is the batch.
     query_strides, out_strides = [
-        (0, own.stride(1), own.stride(0)) if ragged else (own.stride(0), own.stride(1), 0) for own in (query, out)
+        HeadStrides(0, own.stride(1), own.stride(0)) if ragged else HeadStrides(own.stride(0), own.stride(1), 0)
+        for own in (query, out)
     ]
-    scales = (0, 0) if work.scales is None else tuple([own.stride(0) if own.numel() > 1 else 0 for own in work.scales])
-    strides = (query_strides, *cache_strides, out_strides, (0, 0, 0, 0), (0, 0, 0), work.pages.stride(0), scales)
-    operands = {"query": query, "key": key, "value": value, "bias": None, "pages": work.pages}
-    operands |= {"lengths": work.lengths, "starts": work.starts, "key_starts": None, "scales": work.scales}
+    scales = 0, 0
+    if work.scales is not None:
+        key_scale, value_scale = [own.stride(0) if own.numel() > 1 else 0 for own in work.scales]
+        scales = key_scale, value_scale
+    strides = DecodeStrides(
+        *(query_strides, key_strides, value_strides, out_strides, HeadStrides(0, 0, 0, 0), HeadStrides(0, 0, 0)),
+        pages=work.pages.stride(0),
+        scales=scales,
+    )
     # A cache without pages has no room for a key.
     room = page * most_pages if n_pages else 0
     sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": room, "diagonal": 0}
     sizes |= {"window": work.window or 0, "kv_heads": kv_heads}
     launch_splits(
-        *(operands, out, None, strides, sizes, cut, meta),
+        DecodeOperands(query, key, value, None, work.pages),
+        Tables(work.lengths, work.starts, None, work.scales),
+        Results(out, None),
+        *(strides, sizes, cut, meta),
         blocks=blocks,
         n_pages=max(1, n_pages),
         scale=work.scale,

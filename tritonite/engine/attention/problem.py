@@ -11,6 +11,7 @@ import torch
 from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.dropout import Dropout
+from tritonite.engine.attention.prologue import HeadStrides
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.errors import Decline
 from tritonite.runtime.symbols import Number
@@ -126,16 +127,17 @@ class Problem(NamedTuple):
         """First rows of packed sequences in query and in key."""
         return (None, None) if self.packed is None else (self.packed.query_starts, self.packed.key_starts)
 
-    def strides(self, tensor: torch.Tensor) -> tuple[int, ...]:
+    def strides(self, tensor: torch.Tensor) -> HeadStrides:
         """Return an operand's or result's strides, with batch stride 0 for packed sequences."""
-        return tensor.stride() if self.packed is None else (0, *tensor.stride()[1:])
+        return HeadStrides(*(tensor.stride() if self.packed is None else (0, *tensor.stride()[1:])))
 
-    def logsumexp_strides(self, logsumexp: torch.Tensor | None) -> tuple[int, ...]:
-        """Return the strides of batch, heads and rows, and the factor of a packed sequence's first row."""
+    def logsumexp_strides(self, logsumexp: torch.Tensor | None) -> HeadStrides:
+        """Return the strides of logsumexp, or of None."""
         if logsumexp is None:
-            return 0, 0, 0, 0
+            return HeadStrides(0, 0, 0, 0)
         batch, head, row = logsumexp.stride()
-        return (0, head, row, row) if self.packed is not None and self.packed.logarithms else (batch, head, row, 0)
+        packed = self.packed is not None and self.packed.logarithms
+        return HeadStrides(0, head, row, row) if packed else HeadStrides(batch, head, row, 0)
 
     @property
     def size(self) -> int:
@@ -201,8 +203,8 @@ class Problem(NamedTuple):
         )
 
     @property
-    def bias_strides(self) -> tuple[int, ...]:
-        return (0, 0, 0, 0) if self.bias is None else self.bias.stride()
+    def bias_strides(self) -> HeadStrides:
+        return HeadStrides(*((0, 0, 0, 0) if self.bias is None else self.bias.stride()))
 
     def padded_rows(self, logsumexp: torch.Tensor | None) -> int:
         """Return the rows of logsumexp that a kernel fills with inf behind the last query, 0 for none."""

@@ -1,5 +1,7 @@
 """Checks of the calls that ATen's attention operators accept; what a check declines goes to ATen."""
 
+from typing import Any, NamedTuple
+
 import torch
 
 from tritonite import devices
@@ -15,6 +17,29 @@ FLOATS_OF_16_BITS = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
 # Dropout probabilities that round to neither 0 nor 1 in float32.
 _DROPOUT = Limits(1, 0, 1 - 2.0**-24, True, 2.0**-149)
+
+
+# Starts of sequences that are not packed.
+DENSE = None, None
+
+
+class Call(NamedTuple):
+    """A call over (batch, rows, heads, elements) operands, or over packed ones in the shape that the backend takes.
+
+    starts: first rows of packed sequences in query and key, or DENSE.
+    lengths: largest numbers of queries and keys of a sequence; ATen's efficient attention may have None.
+    mask: is_causal, or ATen's custom_mask_type.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    bias: torch.Tensor | None
+    starts: tuple[Any, Any]
+    lengths: tuple[Any, Any]
+    dropout_p: Any
+    mask: Any
+    scale: Any
 
 
 def cuda_operator(name, accepts):
@@ -109,6 +134,12 @@ def check_both_packed(starts):
         raise Decline("queries or keys are packed, but not both")
 
 
+def check_not_nested(cum_seq_q, cum_seq_k):
+    """Decline starts of rows that dense operators get for nested tensors."""
+    if cum_seq_q is not None or cum_seq_k is not None:
+        raise Decline("cum_seq_q and cum_seq_k are for nested tensors, which are not served")
+
+
 def check_forward_results(problem, grad_out, out, logsumexp):
     """Decline results of a forward pass, and their gradient, whose dtypes, shapes or layouts ATen's would not have."""
     query, value = problem.query, problem.value
@@ -142,3 +173,8 @@ def query_and_key_rows(query, key):
     """Return the rows of a (batch, heads, rows, elements) query and key."""
     check_rank(query, key)
     return query.shape[2], key.shape[2]
+
+
+def rows_first(*tensors):
+    """Swap dimensions 1 and 2: (batch, heads, rows, elements) becomes (batch, rows, heads, elements), and back."""
+    return tuple([tensor.transpose(1, 2) for tensor in tensors])

@@ -4,16 +4,7 @@ import torch
 
 from tritonite.engine.iteration import broadcast_shape, contiguous_strides, strides_after_conversion
 from tritonite.errors import Decline
-from tritonite.ops.attention.checks import (
-    FLOATS_OF_16_BITS,
-    check_forward_results,
-    check_no_dropout,
-    check_operands,
-    cuda_operator,
-    empty_like,
-    expanded_bias,
-    problem_of,
-)
+from tritonite.ops.attention import checks
 from tritonite.ops.attention.passes import run_backward, run_forward
 from tritonite.runtime.contract import empty, empty_strided
 
@@ -27,10 +18,10 @@ def _strides_like(query, shape):
 
 def _problem(query, key, value, attn_bias, dropout_p, is_causal, scale):
     """Check what both passes accept."""
-    check_no_dropout(dropout_p, "dropout of cuDNN's, whose mapping of random numbers to elements is its own")
-    check_operands(query, key, value, 8, FLOATS_OF_16_BITS, one_size=False)
+    checks.check_no_dropout(dropout_p, "dropout of cuDNN's, whose mapping of random numbers to elements is its own")
+    checks.check_operands(query, key, value, 8, checks.FLOATS_OF_16_BITS, one_size=False)
     shape = (*query.shape[:3], key.shape[2])
-    bias = expanded_bias(
+    bias = checks.expanded_bias(
         *(attn_bias, query, key, (query.dtype,)),
         # ATen broadcasts a bias of three dimensions over heads, so its first size must be 1.
         lambda bias: (
@@ -39,10 +30,10 @@ def _problem(query, key, value, attn_bias, dropout_p, is_causal, scale):
             and (bias.dim() != 3 or bias.shape[0] == 1)
         ),
     )
-    return problem_of(query, key, value, bias, is_causal, scale)
+    return checks.problem_of(query, key, value, bias, is_causal, scale)
 
 
-@cuda_operator("_scaled_dot_product_cudnn_attention", FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_cudnn_attention", checks.FLOATS_OF_16_BITS)
 def _cudnn_attention(
     query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale, outs=()
 ):
@@ -59,7 +50,7 @@ def _cudnn_attention(
     return out, logsumexp, None, None, queries, key.shape[2], seed, offset, None
 
 
-@cuda_operator("_scaled_dot_product_cudnn_attention_backward", FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_cudnn_attention_backward", checks.FLOATS_OF_16_BITS)
 def _cudnn_attention_backward(
     grad_out,
     query,
@@ -80,12 +71,11 @@ def _cudnn_attention_backward(
     outs=(),
 ):
     """Probabilities computed again, as in Dao 2023."""
-    if cum_seq_q is not None or cum_seq_k is not None:
-        raise Decline("cum_seq_q and cum_seq_k are for nested tensors, which are not served")
+    checks.check_not_nested(cum_seq_q, cum_seq_k)
     problem = _problem(query, key, value, attn_bias, dropout_p, is_causal, scale)
     if logsumexp.dim() != 4 or logsumexp.shape[3] != 1:
         raise Decline(f"logsumexp is {tuple(logsumexp.shape)}: it must have a fourth dimension of size 1")
     rows = logsumexp.squeeze(3)
-    check_forward_results(problem, grad_out, out, rows)
-    grads = tuple([empty_like(tensor) for tensor in (query, key, value)])
+    checks.check_forward_results(problem, grad_out, out, rows)
+    grads = tuple([checks.empty_like(tensor) for tensor in (query, key, value)])
     return run_backward(problem, "cudnn", grad_out, out, rows, grads)

@@ -1,5 +1,7 @@
 """ATen's efficient attention for CUDA, dense and packed, and its gradients."""
 
+from typing import NamedTuple
+
 import torch
 
 from tritonite.dtypes import SINGLE_FLOATS
@@ -7,24 +9,11 @@ from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.problem import Packed
 from tritonite.engine.iteration import INT32_LIMIT
 from tritonite.errors import Decline
-from tritonite.ops.attention.checks import (
-    check_both_packed,
-    check_forward_results,
-    check_operands,
-    check_rank,
-    check_starts,
-    cuda_operator,
-    expanded_bias,
-    has_dropout,
-    problem_of,
-    query_and_key_rows,
-)
+from tritonite.ops.attention import checks
 from tritonite.ops.attention.passes import run_backward, run_forward
 from tritonite.runtime.contract import empty, held, number_in
 from tritonite.runtime.symbols import zero_or_one
 
-# Starts of sequences that are not packed.
-_DENSE = None, None
 # ATen pads the rows of logsumexp to a multiple of this.
 _PADDED = 32
 # custom_mask_type: no mask, causal from the first query and key, causal up to the last query and key.
@@ -39,12 +28,18 @@ def _check_aligned(tensor, every, dims):
         raise Decline("rows are not 16-byte aligned, as ATen requires")
 
 
-def _problem(query, key, value, bias, starts, lengths, mask, scale):
-    """Check a call of (batch, rows, heads, elements), packed in a batch of 1 or not; return the engine's problem."""
-    tensors = query, key, value
-    check_rank(*tensors)
-    query, key, value = [tensor.transpose(1, 2) for tensor in tensors]
-    check_operands(query, key, value, 8, SINGLE_FLOATS, one_size=False)
+def _dense_call(query, key, value, bias, dropout_p, is_causal, scale):
+    """Return the `checks.Call` of (batch, heads, rows, elements) operands."""
+    lengths, mask = checks.query_and_key_rows(query, key), _FROM_FIRST if is_causal else _ALL
+    return checks.Call(*checks.rows_first(query, key, value), bias, checks.DENSE, lengths, dropout_p, mask, scale)
+
+
+def _problem(call):
+    """Check a call, and return the engine's problem without dropout."""
+    starts, lengths, mask, scale = call.starts, call.lengths, call.mask, call.scale
+    checks.check_rank(*call[:3])
+    query, key, value = checks.rows_first(*call[:3])
+    checks.check_operands(query, key, value, 8, SINGLE_FLOATS, one_size=False)
     if query.shape[1] != key.shape[1]:
         raise Decline(f"query has {query.shape[1]} heads and key {key.shape[1]}: they must have equally many")
     if query.shape[0] > _LARGEST_BATCH:
@@ -53,30 +48,32 @@ def _problem(query, key, value, bias, starts, lengths, mask, scale):
     for tensor in (query, key):
         _check_aligned(tensor, every, (1, 2))
     shape = (*query.shape[:3], key.shape[2])
-    bias = expanded_bias(bias, query, key, (query.dtype,), lambda given: tuple(given.shape) == shape)
+    bias = checks.expanded_bias(call.bias, query, key, (query.dtype,), lambda given: tuple(given.shape) == shape)
     if bias is not None:
         _check_aligned(bias, every, [dim for dim in range(3) if shape[dim] > 1])
         if bias.stride(3) != 1:
             raise Decline("the last dimension of the bias is not contiguous")
-    check_both_packed(starts)
+    checks.check_both_packed(starts)
     if mask not in (_ALL, _FROM_FIRST, _FROM_LAST):
         raise Decline(f"custom_mask_type is {mask}: it may be 0, 1 or 2")
     diagonal = shape[3] - shape[2] if mask == _FROM_LAST else 0
     if starts[0] is None:
         if diagonal < 0:
             raise Decline(f"{shape[2]} queries exceed {shape[3]} keys under a mask that is aligned at the end")
-        return problem_of(query, key, value, bias, mask != _ALL, scale, diagonal)
-    check_starts(*starts, query)
+        return checks.problem_of(query, key, value, bias, mask != _ALL, scale, diagonal)
+    checks.check_starts(*starts, query)
     if query.shape[0] != 1 or bias is not None or mask == _FROM_LAST:
         raise Decline("packed sequences have a batch of more than 1, a bias, or a mask that is aligned at the end")
     if None in lengths:
         lengths = [key.shape[2] if length is None else length for length in lengths]
-    return problem_of(query, key, value, None, mask != _ALL, scale, packed=Packed(*starts, *lengths, False, False))
+    return checks.problem_of(
+        query, key, value, None, mask != _ALL, scale, packed=Packed(*starts, *lengths, False, False)
+    )
 
 
 def _with_dropout(problem, dropout_p, state=(0, 0)):
     """Return the problem with dropout, if there is any; a gradient gives seed and offset as `state`."""
-    if not has_dropout(problem, dropout_p):
+    if not checks.has_dropout(problem, dropout_p):
         return problem
     if problem.packed is not None:
         raise Decline("dropout of packed sequences, for whose gradients ATen draws other numbers than for results")
@@ -86,13 +83,13 @@ def _with_dropout(problem, dropout_p, state=(0, 0)):
     return problem._replace(dropout=Dropout(dropout_p, False, -(-elements // 4) * 4, state=state))
 
 
-def _efficient_forward(query, key, value, bias, starts, lengths, dropout_p, mask, logarithms, scale):
+def _efficient_forward(call, logarithms):
     """Return (out, logsumexp, seed, offset) as `_efficient_attention_forward` does."""
-    problem = _with_dropout(_problem(query, key, value, bias, starts, lengths, mask, scale), dropout_p)
-    batch, rows, heads, _ = query.shape
-    out = empty((batch, rows, heads, value.shape[3]), query.dtype, query.device)
+    problem = _with_dropout(_problem(call), call.dropout_p)
+    (batch, rows, heads, _), dtype, device = call.query.shape, call.query.dtype, call.query.device
+    out = empty((batch, rows, heads, call.value.shape[3]), dtype, device)
     padded = -(-problem.queries // _PADDED) * _PADDED if logarithms else 0
-    logsumexp = empty((problem.batch, heads, padded), torch.float32, query.device)
+    logsumexp = empty((problem.batch, heads, padded), torch.float32, device)
     drawn = run_forward(problem, "efficient", out.transpose(1, 2), logsumexp if logarithms else None, "0")
     # ATen returns the generator state on the CPU, even if nothing was drawn.
     state = map(held, drawn) if drawn else [empty((), torch.int64, torch.device("cpu")) for _ in range(2)]
@@ -105,21 +102,34 @@ def _bias_gradient(bias):
     return empty((*bias.shape[:3], padded), bias.dtype, bias.device)[..., : bias.shape[3]]
 
 
-def _efficient_backward(problem, operands, bias, grad_out, out, logsumexp, dropout_p, state, *, shared=False):
-    """Return the gradients, (batch, rows, heads, elements), and the bias's or None.
+class _Gradient(NamedTuple):
+    """A backward pass: results of the forward pass, (batch, rows, heads, elements), and what ATen asks for.
 
-    `operands` are query, key and value of this shape. `bias` is None if its gradient is not asked for. With `shared`
-    the three gradients are interleaved in one allocation.
+    state: seed and offset of dropout.
+    shared: the gradients of query, key and value are interleaved in one allocation.
     """
-    query, key, value = operands
-    if zero_or_one(dropout_p) != 0:
+
+    grad_out: torch.Tensor
+    out: torch.Tensor
+    logsumexp: torch.Tensor
+    state: tuple[torch.Tensor, torch.Tensor]
+    bias_requires_grad: bool
+    shared: bool = False
+
+
+def _efficient_backward(call, gradient):
+    """Return the gradients, (batch, rows, heads, elements), and the bias's or None."""
+    query, key, value, bias = call[:4]
+    grad_out, out, logsumexp, state, bias_requires_grad, shared = gradient
+    problem = _problem(call)
+    if zero_or_one(call.dropout_p) != 0:
         if any(each.dim() or each.dtype is not torch.int64 or each.device.type != "cpu" for each in state):
             raise Decline("the generator state is not two int64 scalars on the CPU, as in a captured graph")
-        problem = _with_dropout(problem, dropout_p, [number_in(each) for each in state])
-    check_rank(grad_out, out)
+        problem = _with_dropout(problem, call.dropout_p, [number_in(each) for each in state])
+    checks.check_rank(grad_out, out)
     _check_aligned(value, 4, (1, 2))
-    results = grad_out.transpose(1, 2), out.transpose(1, 2), logsumexp
-    check_forward_results(problem, *results)
+    results = *checks.rows_first(grad_out, out), logsumexp
+    checks.check_forward_results(problem, *results)
     # ATen assumes these strides without a check.
     heads, size = out.shape[2:]
     if (out.shape[1] > 1 and out.stride(1) != heads * size) or out.data_ptr() % 16:
@@ -135,24 +145,20 @@ def _efficient_backward(problem, operands, bias, grad_out, out, logsumexp, dropo
         grads = tuple([together.select(2, i) for i in range(3)])
     else:
         grads = tuple([empty(tensor.shape, tensor.dtype, device) for tensor in (query, key, value)])
-    grad_bias = None if bias is None else _bias_gradient(bias)
-    run_backward(problem, "efficient", *results, tuple([grad.transpose(1, 2) for grad in grads]), grad_bias)
+    grad_bias = _bias_gradient(bias) if bias_requires_grad and bias is not None else None
+    run_backward(problem, "efficient", *results, checks.rows_first(*grads), grad_bias)
     return *grads, grad_bias
 
 
-@cuda_operator("_scaled_dot_product_efficient_attention", SINGLE_FLOATS)
+@checks.cuda_operator("_scaled_dot_product_efficient_attention", SINGLE_FLOATS)
 def _efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
-    lengths = query_and_key_rows(query, key)
-    rows_first = [tensor.transpose(1, 2) for tensor in (query, key, value)]
-    mask = _FROM_FIRST if is_causal else _ALL
-    out, *others = _efficient_forward(
-        *(*rows_first, attn_bias, _DENSE, lengths, dropout_p, mask, compute_log_sumexp, scale)
-    )
+    call = _dense_call(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    out, *others = _efficient_forward(call, compute_log_sumexp)
     return out.transpose(1, 2), *others
 
 
-@cuda_operator("_scaled_dot_product_efficient_attention_backward", SINGLE_FLOATS)
+@checks.cuda_operator("_scaled_dot_product_efficient_attention_backward", SINGLE_FLOATS)
 def _efficient_attention_backward(
     grad_out_,
     query,
@@ -170,18 +176,14 @@ def _efficient_attention_backward(
     outs=(),
 ):
     """Probabilities computed again, as in Dao 2023."""
-    lengths = query_and_key_rows(query, key)
-    grad_out, query, key, value, out = [x.transpose(1, 2) for x in (grad_out_, query, key, value, out)]
-    mask = _FROM_FIRST if is_causal else _ALL
-    operands = query, key, value
-    problem = _problem(*operands, attn_bias, _DENSE, lengths, mask, scale)
-    bias = attn_bias if grad_input_mask[3] else None
+    call = _dense_call(query, key, value, attn_bias, dropout_p, is_causal, scale)
     state = philox_seed, philox_offset
-    grads = _efficient_backward(problem, operands, bias, grad_out, out, logsumexp, dropout_p, state)
-    return *[grad.transpose(1, 2) for grad in grads[:3]], grads[3]
+    gradient = _Gradient(*checks.rows_first(grad_out_, out), logsumexp, state, grad_input_mask[3])
+    *grads, grad_bias = _efficient_backward(call, gradient)
+    return *checks.rows_first(*grads), grad_bias
 
 
-@cuda_operator("_efficient_attention_forward", SINGLE_FLOATS)
+@checks.cuda_operator("_efficient_attention_forward", SINGLE_FLOATS)
 def _efficient_attention_rows(
     query,
     key,
@@ -205,15 +207,14 @@ def _efficient_attention_rows(
     if cu_seqlens_q is not None and max_seqlen_q is None:
         raise Decline("max_seqlen_q is missing for packed sequences")
     starts, lengths = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    results = _efficient_forward(
-        *(query, key, value, bias, starts, lengths, dropout_p, custom_mask_type, compute_log_sumexp, scale)
-    )
+    call = checks.Call(query, key, value, bias, starts, lengths, dropout_p, custom_mask_type, scale)
+    results = _efficient_forward(call, compute_log_sumexp)
     # ATen returns 0 for packed keys whose max_seqlen_k is missing.
     longest = (query.shape[1], key.shape[1]) if cu_seqlens_q is None else (max_seqlen_q, 0)
     return *results, longest[0], longest[1] if max_seqlen_k is None else max_seqlen_k
 
 
-@cuda_operator("_efficient_attention_backward", SINGLE_FLOATS)
+@checks.cuda_operator("_efficient_attention_backward", SINGLE_FLOATS)
 def _efficient_attention_rows_backward(
     grad_out_,
     query,
@@ -242,10 +243,8 @@ def _efficient_attention_rows_backward(
         raise Decline("window_size, or num_splits_key above 1, is given, which is not served")
     if cu_seqlens_q is not None and not (0 < max_seqlen_q <= query.shape[1] and 0 < max_seqlen_k <= key.shape[1]):
         raise Decline(f"max_seqlen_q {max_seqlen_q} or max_seqlen_k {max_seqlen_k} exceeds the packed rows, or is 0")
-    operands, starts, lengths = (query, key, value), (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    problem = _problem(*operands, bias, starts, lengths, custom_mask_type, scale)
-    wanted = bias if bias_requires_grad else None
+    starts, lengths = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    call = checks.Call(query, key, value, bias, starts, lengths, dropout_p, custom_mask_type, scale)
     state = philox_seed, philox_offset
-    return _efficient_backward(
-        *(problem, operands, wanted, grad_out_, out, logsumexp, dropout_p, state), shared=shared_storage_dqdkdv
-    )
+    gradient = _Gradient(grad_out_, out, logsumexp, state, bias_requires_grad, shared_storage_dqdkdv)
+    return _efficient_backward(call, gradient)

@@ -15,12 +15,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonite import devices
 from tritonite.engine.attention import table
+from tritonite.engine.attention.arguments import tile_sizes
 from tritonite.engine.attention.hopper.backward_dkdv import (
     DkdvMeta,
     add_heads,
     attend_backward_dkdv_warp_specialized,
 )
-from tritonite.engine.attention.hopper.backward_dq import DqMeta, attend_backward_dq_warp_specialized
+from tritonite.engine.attention.hopper.backward_dq import (
+    DqMeta,
+    RowStrides,
+    RowTensors,
+    attend_backward_dq_warp_specialized,
+)
 from tritonite.engine.attention.hopper.descriptors import (
     ROWS,
     bias_descriptor,
@@ -30,6 +36,7 @@ from tritonite.engine.attention.hopper.descriptors import (
 )
 from tritonite.engine.attention.hopper.tiles import GROUPS
 from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.prologue import HeadStrides
 from tritonite.engine.iteration import power_of_2
 from tritonite.runtime.contract import empty, settings
 
@@ -85,12 +92,6 @@ class _Pass(NamedTuple):
         fields = vars(self.problem.meta(table.Tile(queries, keys), *tensors))
         return fields | {"block_d": block_d, "block_v": block_v}
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        problem = self.problem
-        names = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal}
-        return names | {"scale": problem.factor, "num_warps": 4}
-
 
 def attention_backward(
     problem: Problem,
@@ -114,7 +115,7 @@ def attention_backward(
 
 def _launch_dq(work: _Pass, tile: table.Ring) -> None:
     problem, (block_d, block_v) = work.problem, work.sizes
-    out, logsumexp, row_stats = work.out, work.logsumexp, work.row_stats
+    strides = work.out.stride(), problem.logsumexp_strides(work.logsumexp), work.row_stats.stride()
     bias, (batch, heads, queries, _) = problem.bias, problem.query.shape
     BLOCK_M = GROUPS.value * ROWS.value
     blocks = -(-queries // BLOCK_M)
@@ -125,20 +126,15 @@ def _launch_dq(work: _Pass, tile: table.Ring) -> None:
         descriptor(work.grad_out, ROWS.value, block_v),
         None if bias is None else bias_descriptor(bias, ROWS.value, tile.block),
         descriptor(work.grads[0], ROWS.value, block_d),
-        *(out, logsumexp, row_stats),
-        out_strides=out.stride(),
-        logsumexp_strides=problem.logsumexp_strides(logsumexp),
-        row_stats_strides=row_stats.stride(),
-        heads=heads,
-        batch_heads=batch * heads,
-        group=problem.group,
-        blocks=blocks,
+        tensors=RowTensors(work.out, work.logsumexp, work.row_stats),
+        strides=RowStrides(*[HeadStrides(*each) for each in strides]),
+        **tile_sizes(problem, heads, blocks, problem.group),
         META=DqMeta(
             **work.meta(BLOCK_M, tile.block),
             stages=tile.num_stages,
             value_stages=tile.value_stages or tile.num_stages,
         ),
-        **work.numbers,
+        num_warps=4,
     )
 
 
@@ -162,17 +158,14 @@ def _launch_dkdv(work: _Pass, tile: table.Ring) -> None:
         _row_stats_descriptor(work.row_stats, problem.queries, tile.block),
         None if bias is None else bias_descriptor(bias, tile.block, ROWS.value),
         *results,
-        heads=heads,
-        batch_heads=batch * heads,
-        group=_group_of_keys(problem) * (ratio if split else 1),
-        blocks=blocks,
+        **tile_sizes(problem, heads, blocks, _group_of_keys(problem) * (ratio if split else 1)),
         META=DkdvMeta(
             **work.meta(tile.block, BLOCK_N),
             separate=tile.separate,
             split=split,
             stages=tile.num_stages,
         ),
-        **work.numbers,
+        num_warps=4,
     )
     for grad, partial in zip(grads, results if split else (), strict=False):
         size = partial.shape[3]

@@ -19,7 +19,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tritonite.engine.attention.hopper.descriptors import LOG2E, ROWS, copy_bias, scale_and_add_bias
+from tritonite.engine.attention.hopper.descriptors import (
+    LOG2E,
+    ROWS,
+    copy_bias,
+    init_barriers,
+    new_barriers,
+    new_blocks,
+    scale_and_add_bias,
+)
 from tritonite.engine.attention.hopper.tiles import GROUPS, as_operand, matrix, opaque_index, start_product
 from tritonite.engine.attention.problem import AttentionMeta
 from tritonite.engine.attention.prologue import TileSizes, program_tile
@@ -93,23 +101,30 @@ class Results(NamedTuple):
 
 
 @gluon.jit
-def key_tile(sizes, BLOCK_N: gl.constexpr, META: gl.constexpr):
-    """Return (first key, batch, head, first block of queries, blocks, how many need a mask) of a program.
+def key_tile(block, blocks, extent, BLOCK_N: gl.constexpr, META: gl.constexpr):
+    """Return (first key, first block of queries, blocks, how many need a mask) of one of `blocks` blocks of keys.
 
     A partial last block comes first, then the others in order. Masked are those up to the first block whose queries all
     see all keys. Programs of the first keys, which most queries see, start first.
     """
     BLOCK_M: gl.constexpr = META.block_m
-    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
-    row = (sizes.blocks - 1 - block) * BLOCK_N
-    count = gl.cdiv(sizes.queries, BLOCK_M)
-    partial = count - sizes.queries // BLOCK_M
+    row = (blocks - 1 - block) * BLOCK_N
+    count = gl.cdiv(extent.queries, BLOCK_M)
+    partial = count - extent.queries // BLOCK_M
     first, masked = 0, partial
     if META.causal:
-        first = gl.minimum(gl.maximum(row - sizes.diagonal, 0) // BLOCK_M, count)
-        whole = gl.minimum(gl.cdiv(gl.maximum(row + BLOCK_N - 1 - sizes.diagonal, 0), BLOCK_M), count)
+        first = gl.minimum(gl.maximum(row - extent.diagonal, 0) // BLOCK_M, count)
+        whole = gl.minimum(gl.cdiv(gl.maximum(row + BLOCK_N - 1 - extent.diagonal, 0), BLOCK_M), count)
         masked = gl.minimum(whole - first + partial, count - first)
-    return row, batch.to(gl.int32), head.to(gl.int32), first, count - first, masked
+    return row, first, count - first, masked
+
+
+@gluon.jit
+def _locate_tile(sizes, BLOCK_N: gl.constexpr, META: gl.constexpr):
+    """Return (first key, batch, head, first block of queries, blocks, how many need a mask) of a program."""
+    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
+    row, first, count, masked = key_tile(block, sizes.blocks, sizes, BLOCK_N, META)
+    return row, batch.to(gl.int32), head.to(gl.int32), first, count, masked
 
 
 @gluon.jit
@@ -130,7 +145,7 @@ def _produce(operands, buffers, barriers, sizes, META: gl.constexpr):
     BLOCK_M: gl.constexpr = META.block_m
     biases = buffers.bias
     BIAS_BYTES: gl.constexpr = 0 if biases is None else SETS * biases.shape[3] * ROWS * 2 + BLOCK_M * 4
-    row, batch, own_head, first, count, _masked = key_tile(sizes, SETS * ROWS, META)
+    row, batch, own_head, first, count, _masked = _locate_tile(sizes, SETS * ROWS, META)
     kv_head = own_head // META.ratio if META.split else own_head
     for i in gl.static_range(SETS):
         mbarrier.expect(barriers.k_ready.index(i), ROWS * META.block_d * 2)
@@ -235,7 +250,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    row, batch, head, first, count, masked = key_tile(sizes, GROUPS * ROWS, META)
+    row, batch, head, first, count, masked = _locate_tile(sizes, GROUPS * ROWS, META)
     row += WHICH * ROWS
     begins = row - sizes.diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout))
     factor = score_factor(scale, META.nats)
@@ -335,7 +350,7 @@ def _consume_dv(grad_value, buffers, barriers, sizes, scale, META: gl.constexpr)
     BLOCK_V: gl.constexpr = META.block_v
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    row, batch, head, first, count, masked = key_tile(sizes, ROWS, META)
+    row, batch, head, first, count, masked = _locate_tile(sizes, ROWS, META)
     factor = (scale * LOG2E).to(gl.float32)
     dv = gl.zeros((ROWS, BLOCK_V), gl.float32, dv_layout)
     mbarrier.wait(barriers.k_ready.index(0), 0)
@@ -362,7 +377,7 @@ def _consume_dk(grad_key, buffers, barriers, sizes, scale, META: gl.constexpr):
     BLOCK_D: gl.constexpr = META.block_d
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    row, batch, head, first, count, masked = key_tile(sizes, ROWS, META)
+    row, batch, head, first, count, masked = _locate_tile(sizes, ROWS, META)
     dk = gl.zeros((ROWS, BLOCK_D), gl.float32, dk_layout)
     mbarrier.wait(barriers.v_ready.index(0), 0)
     own = (matrix(buffers.v, 0), row - sizes.diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout)))
@@ -382,7 +397,7 @@ def _consume_dk(grad_key, buffers, barriers, sizes, scale, META: gl.constexpr):
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+@gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dkdv_warp_specialized(
     query,
     key,
@@ -409,37 +424,22 @@ def attend_backward_dkdv_warp_specialized(
     """
     SETS: gl.constexpr = 1 if META.separate else GROUPS
     STAGES: gl.constexpr = META.stages
-    ks = gl.allocate_shared_memory(key.dtype, [SETS] + key.block_shape, key.layout)
-    vs = gl.allocate_shared_memory(value.dtype, [SETS] + value.block_shape, value.layout)
-    qs = gl.allocate_shared_memory(query.dtype, [STAGES] + query.block_shape, query.layout)
-    grads = gl.allocate_shared_memory(grad_out.dtype, [STAGES] + grad_out.block_shape, grad_out.layout)
-    logsumexps = gl.allocate_shared_memory(row_stats.dtype, [STAGES] + row_stats.block_shape, row_stats.layout)
-    deltas = gl.allocate_shared_memory(row_stats.dtype, [STAGES] + row_stats.block_shape, row_stats.layout)
-    k_ready = gl.allocate_shared_memory(gl.int64, [SETS, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [SETS, 1], mbarrier.MBarrierLayout())
-    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    grad_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(SETS):
-        mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(v_ready.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(q_ready.index(i), count=1)
-        mbarrier.init(grad_ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=GROUPS)
+    ks, vs = new_blocks(key, SETS), new_blocks(value, SETS)
+    qs, grads = new_blocks(query, STAGES), new_blocks(grad_out, STAGES)
+    logsumexps, deltas = new_blocks(row_stats, STAGES), new_blocks(row_stats, STAGES)
+    k_ready, v_ready, q_ready = new_barriers(SETS), new_barriers(SETS), new_barriers(STAGES)
+    grad_ready, free = new_barriers(STAGES), new_barriers(STAGES)
+    init_barriers((k_ready, v_ready), (1, 1))
+    init_barriers((q_ready, grad_ready, free), (1, 1, GROUPS))
     biases, excesses, ps, p_ready, p_free = None, None, None, None, None
     if bias is not None:
-        biases = gl.allocate_shared_memory(bias.dtype, [STAGES * SETS] + bias.block_shape, bias.layout)
-        excesses = gl.allocate_shared_memory(row_stats.dtype, [STAGES] + row_stats.block_shape, row_stats.layout)
+        biases, excesses = new_blocks(bias, STAGES * SETS), new_blocks(row_stats, STAGES)
     if META.separate:
         # Swizzled so that a thread's eight columns miss the banks of the rows that are written with it.
         swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
         ps = gl.allocate_shared_memory(gl.float32, [2, ROWS, META.block_m], swizzled)
-        p_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        p_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(2):
-            mbarrier.init(p_ready.index(i), count=1)
-            mbarrier.init(p_free.index(i), count=1)
+        p_ready, p_free = new_barriers(2), new_barriers(2)
+        init_barriers((p_ready, p_free), (1, 1))
     operands = Operands(query, key, value, grad_out, row_stats, bias)
     buffers = Buffers(ks, vs, qs, grads, logsumexps, deltas, biases, ps, excesses)
     barriers = Barriers(k_ready, v_ready, q_ready, grad_ready, free, p_ready, p_free)

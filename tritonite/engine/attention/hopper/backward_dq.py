@@ -18,13 +18,17 @@ from tritonite.engine.attention.hopper.descriptors import (
     LOG2E,
     ROWS,
     copy_bias,
+    init_barriers,
+    new_barriers,
+    new_bias_blocks,
+    new_blocks,
     scale_and_add_bias,
     thread_sums,
     wait_for_block,
 )
 from tritonite.engine.attention.hopper.tiles import GROUPS, as_operand, matrix, opaque_index, start_product
 from tritonite.engine.attention.problem import AttentionMeta
-from tritonite.engine.attention.prologue import TileSizes, program_tile
+from tritonite.engine.attention.prologue import HeadStrides, TileSizes, program_tile
 from tritonite.engine.attention.scores import exponentials, logsumexp_excess, score_factor
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
@@ -70,33 +74,52 @@ class Barriers(NamedTuple):
     v_free: Any
 
 
+class RowTensors(NamedTuple):
+    """Tensors with values for queries: out and logsumexp, which are read, and row_stats, which is written."""
+
+    out: Any
+    logsumexp: Any
+    row_stats: Any
+
+
+class RowStrides(NamedTuple):
+    """Strides of `RowTensors`; in row_stats a row has one value for all queries."""
+
+    out: HeadStrides
+    logsumexp: HeadStrides
+    row_stats: HeadStrides
+
+
 class Results(NamedTuple):
-    """Descriptor of grad_query; pointers and strides of out, logsumexp (read) and row_stats (written)."""
+    """Descriptor of grad_query, and `RowTensors` with their strides."""
 
     grad_query: Any
-    out: Any
-    out_strides: Any
-    logsumexp: Any
-    logsumexp_strides: Any
-    row_stats: Any
-    row_stats_strides: Any
+    tensors: Any
+    strides: Any
 
 
 @gluon.jit
-def query_tile(sizes, BLOCK_M: gl.constexpr, META: gl.constexpr):
-    """Return (first query, batch, head, blocks of keys, how many of the first ones need a mask) of a program.
+def query_tile(block, extent, BLOCK_M: gl.constexpr, META: gl.constexpr):
+    """Return (first query, blocks of keys, how many of the first ones need a mask) of a block of queries.
 
     Blocks of keys are taken from the last to the first, and there is at least one.
     """
     BLOCK_N: gl.constexpr = META.block_n
-    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
-    end, whole = sizes.keys, sizes.keys // BLOCK_N
+    end, whole = extent.keys, extent.keys // BLOCK_N
     if META.causal:
-        first = block * BLOCK_M + sizes.diagonal + 1
-        end = gl.minimum(sizes.keys, gl.maximum(first + BLOCK_M - 1, 1))
+        first = block * BLOCK_M + extent.diagonal + 1
+        end = gl.minimum(extent.keys, gl.maximum(first + BLOCK_M - 1, 1))
         whole = gl.minimum(whole, gl.maximum(first, 0) // BLOCK_N)
     count = gl.cdiv(end, BLOCK_N)
-    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count - 1)
+    return block * BLOCK_M, count, count - gl.minimum(whole, count - 1)
+
+
+@gluon.jit
+def _locate_tile(sizes, META: gl.constexpr):
+    """Return (first query, batch, head, blocks of keys, how many of the first ones need a mask) of a program."""
+    block, batch, head = program_tile(gl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
+    first, count, masked = query_tile(block, sizes, GROUPS * ROWS, META)
+    return first, batch.to(gl.int32), head.to(gl.int32), count, masked
 
 
 @gluon.jit
@@ -107,7 +130,7 @@ def _produce(operands, buffers, barriers, sizes, META: gl.constexpr):
     BLOCK_N: gl.constexpr = META.block_n
     biases = buffers.bias
     BIAS_BYTES: gl.constexpr = 0 if biases is None else biases.shape[0] // STAGES * biases.shape[3] * BLOCK_N * 2
-    first, batch, head, count, _masked = query_tile(sizes, GROUPS * ROWS, META)
+    first, batch, head, count, _masked = _locate_tile(sizes, META)
     kv_head = head // META.ratio
     for step in range(count):
         stage, phase = step % STAGES, 1 - step // STAGES % 2
@@ -213,7 +236,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
-    row, batch, head, count, masked = query_tile(sizes, GROUPS * ROWS, META)
+    row, batch, head, count, masked = _locate_tile(sizes, META)
     row += WHICH * ROWS
     rows = row + gl.arange(0, ROWS, row_layout)
     exists = rows < sizes.queries
@@ -221,20 +244,20 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     ends = gl.full((ROWS,), 0, gl.int32, row_layout) + sizes.keys
     if META.causal:
         ends = gl.minimum(ends, rows + (sizes.diagonal + 1))
-    batch64 = batch.to(gl.int64)
-    offset = batch64 * results.logsumexp_strides[0] + head.to(gl.int64) * results.logsumexp_strides[1]
-    pointers = results.logsumexp + offset + rows.to(META.index) * results.logsumexp_strides[2]
+    tensors, strides = results.tensors, results.strides
+    batch64, head64 = batch.to(gl.int64), head.to(gl.int64)
+    offset = batch64 * strides.logsumexp.batch + head64 * strides.logsumexp.head
+    pointers = tensors.logsumexp + offset + rows.to(META.index) * strides.logsumexp.row
     logsumexp = _load_logsumexp(pointers, exists)
-    out = results.out + (batch64 * results.out_strides[0] + head.to(gl.int64) * results.out_strides[1])
+    out = tensors.out + (batch64 * strides.out.batch + head64 * strides.out.head)
     q, grad = matrix(buffers.q, WHICH), matrix(buffers.grad, WHICH)
     mbarrier.wait(barriers.grad_ready.index(WHICH), 0)
-    delta = gl.convert_layout(_row_delta(grad, out, results.out_strides[2], row, sizes.queries, META), row_layout)
-    strides = results.row_stats_strides
-    row_stats = results.row_stats + (batch64 * strides[0] + head.to(gl.int64) * strides[1])
+    delta = gl.convert_layout(_row_delta(grad, out, strides.out.row, row, sizes.queries, META), row_layout)
+    row_stats = tensors.row_stats + (batch64 * strides.row_stats.batch + head64 * strides.row_stats.head)
     if not META.nats:
         logsumexp = logsumexp * LOG2E
     gl.store(row_stats + rows, logsumexp, mask=exists)
-    gl.store(row_stats + strides[2] + rows, delta, mask=exists)
+    gl.store(row_stats + strides.row_stats.row + rows, delta, mask=exists)
     dq = gl.zeros((ROWS, BLOCK_D), gl.float32, dq_layout)
     mbarrier.wait(barriers.q_ready.index(WHICH), 0)
     wait_for_block(buffers.k, barriers.k_ready, 0, True)
@@ -251,7 +274,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     dq = state[0]
     if buffers.bias is not None:
         excess = logsumexp_excess(gl.convert_layout(gl.sum(state[1], 1), row_layout), logsumexp, False)
-        gl.store(row_stats + 2 * strides[2] + rows, excess, mask=exists)
+        gl.store(row_stats + 2 * strides.row_stats.row + rows, excess, mask=exists)
         dq = dq * gl.convert_layout(gl.exp2(-excess), gl.SliceLayout(1, dq_layout))[:, None]
     # The result leaves through the shared memory of the queries.
     q.store((dq * scale.to(gl.float32)).to(buffers.q.dtype))
@@ -261,7 +284,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+@gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dq_warp_specialized(
     query,
     key,
@@ -269,12 +292,8 @@ def attend_backward_dq_warp_specialized(
     grad_out,
     bias,
     grad_query,
-    out,
-    logsumexp,
-    row_stats,
-    out_strides,
-    logsumexp_strides,
-    row_stats_strides,
+    tensors,
+    strides,
     heads,
     batch_heads,
     group,
@@ -287,37 +306,28 @@ def attend_backward_dq_warp_specialized(
 ):
     """Compute dq as `backward.attend_backward_dq` does, without packed sequences, dropout or a gradient of the bias.
 
-    Operands and grad_query are descriptors. `row_stats`, (batch, heads, 2, queries), gets each row's logsumexp in base
-    2 and delta for backward_dkdv. With a bias it is (batch, heads, 3, queries): logsumexp in nats, delta, and excess.
+    Operands and grad_query are descriptors, `tensors` are `RowTensors`, and `strides` are `RowStrides`. row_stats,
+    (batch, heads, 2, queries), gets each row's logsumexp in base 2 and delta for backward_dkdv. With a bias it is
+    (batch, heads, 3, queries): logsumexp in nats, delta, and excess.
     """
     STAGES: gl.constexpr = META.stages
     V_STAGES: gl.constexpr = META.value_stages
-    qs = gl.allocate_shared_memory(query.dtype, [GROUPS] + query.block_shape, query.layout)
-    grads = gl.allocate_shared_memory(grad_out.dtype, [GROUPS] + grad_out.block_shape, grad_out.layout)
-    ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
-    vs = gl.allocate_shared_memory(value.dtype, [V_STAGES] + value.block_shape, value.layout)
-    biases: gl.constexpr = None
-    if bias is not None:
-        COPIES: gl.constexpr = GROUPS if bias.block_shape[2] == ROWS else 1
-        biases = gl.allocate_shared_memory(bias.dtype, [STAGES * COPIES] + bias.block_shape, bias.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    grad_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(GROUPS):
-        mbarrier.init(q_ready.index(i), count=1)
-        mbarrier.init(grad_ready.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=GROUPS)
-    for i in gl.static_range(V_STAGES):
-        mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(v_free.index(i), count=GROUPS)
-    operands, buffers = Operands(query, key, value, grad_out, bias), Buffers(qs, grads, ks, vs, biases)
-    barriers = Barriers(q_ready, grad_ready, k_ready, k_free, v_ready, v_free)
-    results = Results(grad_query, out, out_strides, logsumexp, logsumexp_strides, row_stats, row_stats_strides)
+    buffers = Buffers(
+        new_blocks(query, GROUPS),
+        new_blocks(grad_out, GROUPS),
+        new_blocks(key, STAGES),
+        new_blocks(value, V_STAGES),
+        new_bias_blocks(bias, STAGES, GROUPS),
+    )
+    barriers = Barriers(
+        *(new_barriers(GROUPS), new_barriers(GROUPS)),
+        *(new_barriers(STAGES), new_barriers(STAGES), new_barriers(V_STAGES), new_barriers(V_STAGES)),
+    )
+    init_barriers((barriers.q_ready, barriers.grad_ready), (1, 1))
+    init_barriers((barriers.k_ready, barriers.k_free), (1, GROUPS))
+    init_barriers((barriers.v_ready, barriers.v_free), (1, GROUPS))
+    operands = Operands(query, key, value, grad_out, bias)
+    results = Results(grad_query, tensors, strides)
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
     wait_for_previous_launch()
     gl.warp_specialize(

@@ -23,6 +23,41 @@ ROWS = gl.constexpr(64)
 
 
 @gluon.jit
+def new_blocks(descriptor, COUNT: gl.constexpr):
+    """Allocate shared memory for COUNT blocks of a descriptor."""
+    return gl.allocate_shared_memory(descriptor.dtype, [COUNT] + descriptor.block_shape, descriptor.layout)
+
+
+@gluon.jit
+def new_bias_blocks(bias, STAGES: gl.constexpr, GROUPS: gl.constexpr):
+    """Allocate shared memory for STAGES biases: a block for each of GROUPS consumer groups, or one row for all.
+
+    Without a bias, return None.
+    """
+    biases = None
+    if bias is not None:
+        COPIES: gl.constexpr = GROUPS if bias.block_shape[2] == ROWS else 1
+        biases = new_blocks(bias, STAGES * COPIES)
+    return biases
+
+
+@gluon.jit
+def new_barriers(COUNT: gl.constexpr):
+    """Allocate shared memory for COUNT barriers."""
+    return gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+
+
+@gluon.jit
+def init_barriers(rings, arrivals):
+    """Initialise rings of barriers, the first of which is the longest; `arrivals` end a phase of each ring."""
+    LONGEST: gl.constexpr = rings[0].shape[0]
+    for i in gl.static_range(LONGEST):
+        for ring in gl.static_range(len(rings)):
+            if i < rings[ring].shape[0]:
+                mbarrier.init(rings[ring].index(i), count=arrivals[ring])
+
+
+@gluon.jit
 def wait_for_block(buffers, ready, step, wanted):
     """Wait for the block that a ring holds at `step`, if it is `wanted`."""
     STAGES: gl.constexpr = buffers.shape[0]

@@ -3,6 +3,7 @@
 One warp, the producer, copies blocks by TMA. Consumer groups of four warps take 64 queries each. Tensor cores multiply
 for one group while another computes exponentials, and within a group for its next block (Shah et al. 2024).
 """
+# Over 500 lines: one kernel, whose producer and consumers must be read together, because they share barriers.
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tritonite import devices
 from tritonite.engine.attention import table
+from tritonite.engine.attention.arguments import tile_sizes
 from tritonite.engine.attention.hopper.descriptors import (
     LOG2E,
     ROWS,
@@ -31,13 +33,17 @@ from tritonite.engine.attention.hopper.descriptors import (
     by_thread,
     copy_bias,
     descriptor,
+    init_barriers,
+    new_barriers,
+    new_bias_blocks,
+    new_blocks,
     scale_and_add_bias,
     serves_operands,
     thread_sums,
     wait_for_block,
 )
 from tritonite.engine.attention.problem import AttentionMeta, Problem
-from tritonite.engine.attention.prologue import longest_first
+from tritonite.engine.attention.prologue import TileSizes, longest_first
 from tritonite.engine.attention.scores import exponentials, finite_max
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
@@ -97,11 +103,11 @@ class Barriers(NamedTuple):
 
     q_ready: Any
     q_free: Any
+    turns: Any
     k_ready: Any
     k_free: Any
     v_ready: Any
     v_free: Any
-    turns: Any
 
 
 class Results(NamedTuple):
@@ -426,8 +432,8 @@ def _finish(state, where, sizes, results, META: gl.constexpr, WHICH: gl.constexp
             found = (m_i + gl.log2(l_i)) * _LN2
         found = gl.where(no_keys, float(META.empty), found)
         found = gl.where(rows < sizes.queries, found, float("inf"))
-        offset = batch.to(gl.int64) * results.strides[0] + head.to(gl.int64) * results.strides[1]
-        pointers = results.logsumexp + offset + rows.to(META.index) * results.strides[2]
+        offset = batch.to(gl.int64) * results.strides.batch + head.to(gl.int64) * results.strides.head
+        pointers = results.logsumexp + offset + rows.to(META.index) * results.strides.row
         gl.store(pointers, found, mask=rows < gl.maximum(sizes.queries, sizes.padded))
     scaled = _scale_rows(acc, 1.0 / l_i)
     here = results.staging.index(WHICH)
@@ -440,11 +446,13 @@ def _finish(state, where, sizes, results, META: gl.constexpr, WHICH: gl.constexp
 
 
 @gluon.jit
-def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH: gl.constexpr):
+def _consume(work, META: gl.constexpr, WHICH: gl.constexpr):
     """Run consumer group WHICH: attend its 64 queries of every tile.
 
-    The next tile's first scores and exponentials overlap a tile's last products and the store of its result.
+    `work` is (`Results`, `Buffers`, `Barriers`, `Sizes`, scale of scores). The next tile's first scores and
+    exponentials overlap a tile's last products and the store of its result.
     """
+    results, buffers, barriers, sizes, scale = work
     ks, vs = buffers.k, buffers.v
     STAGES: gl.constexpr = ks.shape[0]
     BLOCK_V: gl.constexpr = META.block_v
@@ -535,9 +543,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
 
 
 @libentry()
-@gluon.jit(
-    do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal", "padded", "programs"]
-)
+@gluon.jit(do_not_specialize=[*TileSizes._fields, "padded", "programs"])
 def attend_warp_specialized(
     query,
     key,
@@ -562,48 +568,35 @@ def attend_warp_specialized(
     CONSUMERS: gl.constexpr = META.consumers
     SLOTS: gl.constexpr = META.slots
     STAGES: gl.constexpr = META.stages
-    qs = gl.allocate_shared_memory(query.dtype, [SLOTS * CONSUMERS] + query.block_shape, query.layout)
-    ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
-    vs = gl.allocate_shared_memory(value.dtype, [STAGES] + value.block_shape, value.layout)
-    biases: gl.constexpr = None
-    if bias is not None:
-        # A block for each group's queries, or one row for all.
-        COPIES: gl.constexpr = CONSUMERS if bias.block_shape[2] == ROWS else 1
-        biases = gl.allocate_shared_memory(bias.dtype, [STAGES * COPIES] + bias.block_shape, bias.layout)
-    staging = qs
+    buffers = Buffers(
+        new_blocks(query, SLOTS * CONSUMERS),
+        new_blocks(key, STAGES),
+        new_blocks(value, STAGES),
+        new_bias_blocks(bias, STAGES, CONSUMERS),
+    )
+    staging = buffers.q
     if META.own_staging:
-        staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_shape, out.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(SLOTS * CONSUMERS):
-        mbarrier.init(q_ready.index(i), count=1)
-        mbarrier.init(q_free.index(i), count=1)
-        if i < CONSUMERS:
-            mbarrier.init(turns.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=CONSUMERS)
-        mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(v_free.index(i), count=CONSUMERS)
-    operands, buffers = Operands(query, key, value, bias), Buffers(qs, ks, vs, biases)
-    barriers = Barriers(q_ready, q_free, k_ready, k_free, v_ready, v_free, turns)
-    results = Results(out, logsumexp, logsumexp_strides, staging)
+        staging = new_blocks(out, CONSUMERS)
+    barriers = Barriers(
+        *(new_barriers(SLOTS * CONSUMERS), new_barriers(SLOTS * CONSUMERS), new_barriers(CONSUMERS)),
+        *(new_barriers(STAGES), new_barriers(STAGES), new_barriers(STAGES), new_barriers(STAGES)),
+    )
+    init_barriers((barriers.q_ready, barriers.q_free, barriers.turns), (1, 1, 1))
+    rings = (barriers.k_ready, barriers.k_free, barriers.v_ready, barriers.v_free)
+    init_barriers(rings, (1, CONSUMERS, 1, CONSUMERS))
+    operands, results = Operands(query, key, value, bias), Results(out, logsumexp, logsumexp_strides, staging)
     tiles = _tile_end(blocks * batch_heads, programs, META)
     sizes = Sizes(heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs)
     wait_for_previous_launch()
     # The first group, the default partition, gets the registers that the others leave.
     REGISTERS: gl.constexpr = META.registers
+    work = (results, buffers, barriers, sizes, scale)
     if CONSUMERS == 3:
         gl.warp_specialize(
             [
-                (_consume, (results, buffers, barriers, sizes, scale, META, 0)),
-                (_consume, (results, buffers, barriers, sizes, scale, META, 1)),
-                (_consume, (results, buffers, barriers, sizes, scale, META, 2)),
+                (_consume, (work, META, 0)),
+                (_consume, (work, META, 1)),
+                (_consume, (work, META, 2)),
                 (_produce, (operands, buffers, barriers, sizes, META)),
             ],
             [4, 4, 1],
@@ -612,8 +605,8 @@ def attend_warp_specialized(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consume, (results, buffers, barriers, sizes, scale, META, 0)),
-                (_consume, (results, buffers, barriers, sizes, scale, META, 1)),
+                (_consume, (work, META, 0)),
+                (_consume, (work, META, 1)),
                 (_produce, (operands, buffers, barriers, sizes, META)),
             ],
             [4, 1],
@@ -621,12 +614,7 @@ def attend_warp_specialized(
         )
     else:
         gl.warp_specialize(
-            [
-                (_consume, (results, buffers, barriers, sizes, scale, META, 0)),
-                (_produce, (operands, buffers, barriers, sizes, META)),
-            ],
-            [1],
-            [_COPYING],
+            [(_consume, (work, META, 0)), (_produce, (operands, buffers, barriers, sizes, META))], [1], [_COPYING]
         )
 
 
@@ -663,16 +651,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         descriptor(out, ROWS.value, block_v),
         logsumexp,
         logsumexp_strides=problem.logsumexp_strides(logsumexp),
-        heads=heads,
-        batch_heads=problem.batch * heads,
-        group=problem.group,
-        blocks=blocks,
-        queries=queries,
-        keys=keys,
-        diagonal=problem.diagonal,
+        **tile_sizes(problem, heads, blocks, problem.group),
         padded=problem.padded_rows(logsumexp),
         programs=programs,
-        scale=problem.factor,
         META=ForwardMeta(
             **vars(meta) | {"block_d": block_d, "block_v": block_v},
             consumers=tile.groups,

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tritonite import devices
 from tritonite.engine.attention import table
+from tritonite.engine.attention.arguments import backward_arguments, tile_sizes
 from tritonite.engine.attention.hopper.backward_dkdv import key_tile, query_block_start
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.fp32_tiles import (
@@ -23,7 +24,7 @@ from tritonite.engine.attention.hopper.fp32_tiles import (
     load_bias_tile,
     load_keys,
     load_rows,
-    query_tile_of_sequence,
+    locate_rows,
     serves_operands,
     store_rows,
     to_scores,
@@ -31,16 +32,16 @@ from tritonite.engine.attention.hopper.fp32_tiles import (
 )
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import (
-    DkdvStrides,
-    DqStrides,
-    Extent,
-    HeadStrides,
+    Head,
+    KeyPointers,
+    QueryPointers,
     TileSizes,
     head_logsumexp,
     head_row_values,
-    head_rows,
     head_scores,
+    key_rows,
     program_tile,
+    query_rows,
     sequence_extent,
 )
 from tritonite.engine.attention.scores import (
@@ -61,7 +62,6 @@ from tritonite.engine.gemm.kernels.hopper_fp32 import (
     wait,
 )
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.contract import empty
 from tritonite.runtime.libentry import libentry
 
 
@@ -72,27 +72,6 @@ class QueryRows(NamedTuple):
     logsumexp: Any
     delta: Any
     excess: Any
-
-
-class DqPointers(NamedTuple):
-    """Pointers to a head's keys, values, bias and gradient of the bias."""
-
-    key: Any
-    value: Any
-    bias: Any
-    grad_bias: Any
-
-
-class DkdvPointers(NamedTuple):
-    """Pointers to a query head's rows; excesses is None without an additive bias."""
-
-    query: Any
-    grad_out: Any
-    logsumexp: Any
-    delta: Any
-    excesses: Any
-    bias: Any
-    bias_offset: Any
 
 
 class BackwardBuffers(NamedTuple):
@@ -143,24 +122,13 @@ def _excess(rows, logsumexp, key, bias, buffers, strides, count, factor, extent,
 
 @gluon.jit
 def _add_key_block(
-    dq,
-    loaded,
-    own,
-    pointers,
-    buffers,
-    strides,
-    first,
-    following,
-    factor,
-    extent,
-    MASKED: gl.constexpr,
-    META: gl.constexpr,
+    dq, loaded, own, pointers, buffers, strides, block, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
 ):
-    """Return (dq, next block of keys and values) after a block of keys.
+    """Return (dq, keys and values of the block before) after a block of keys; `loaded` are its keys and values.
 
-    The gradient of its scores is stored where the bias's is asked for. `own` are the program's `QueryRows`, `loaded`
-    the block's keys and values; `first` and `following` are the first keys of it and of the next block.
+    The gradient of its scores is stored where the bias's is asked for. `own` are the program's `QueryRows`.
     """
+    first, following = block * META.block_n, gl.maximum(block - 1, 0) * META.block_n
     excess = own.excess
     if excess is not None:
         excess = excess[:, None]
@@ -190,21 +158,12 @@ def _add_key_block(
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+@gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dq_fp32(
-    query,
-    key,
-    value,
-    bias,
-    grad_out,
-    out,
-    logsumexp,
-    grad_query,
-    grad_bias,
-    delta,
-    excesses,
-    query_starts,
-    key_starts,
+    operands,
+    inputs,
+    results,
+    starts,
     strides,
     heads,
     batch_heads,
@@ -224,64 +183,50 @@ def attend_backward_dq_fp32(
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
-    strides = DqStrides(*[HeadStrides(*each) for each in strides])
     qs, grads = shared_parts(ROWS, BLOCK_D), shared_parts(ROWS, BLOCK_V)
     buffers = BackwardBuffers(qs, grads, shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V))
-    _block, batch, head = program_tile(gl.program_id(0), blocks, heads, batch_heads, group)
-    queries, keys, diagonal, first_query, first_key = sequence_extent(
-        query_starts, key_starts, batch, queries, keys, diagonal, META
-    )
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
-    first, count, masked = query_tile_of_sequence(sizes, META)
-    kv_head = head // META.ratio
-    query = head_rows(query, strides.query, batch, head, first_query)
-    key = head_rows(key, strides.key, batch, kv_head, first_key)
-    value = head_rows(value, strides.value, batch, kv_head, first_key)
-    if bias is not None:
-        bias = head_scores(bias, strides.bias, batch, head)
-    grad_out = head_rows(grad_out, strides.grad_out, batch, head, first_query)
-    out = head_rows(out, strides.out, batch, head, first_query)
-    logsumexp = head_logsumexp(logsumexp, strides.logsumexp, batch, head, first_query)
-    grad_query = head_rows(grad_query, strides.grad_query, batch, head, first_query)
-    if grad_bias is not None:
-        grad_bias = head_scores(grad_bias, strides.grad_bias, batch, head)
-    delta = head_row_values(delta, strides.delta, batch, head, first_query)
-    if excesses is not None:
-        excesses = head_row_values(excesses, strides.delta, batch, head, first_query)
-    extent = Extent(queries, keys, diagonal)
-    loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, keys, META)
-    q = load_rows(query, first, strides.query.row, queries, META.head_size, ROWS, BLOCK_D, META.index)
+    here, extent, first, count, masked = locate_rows(sizes, starts, META)
+    query = query_rows(operands.query, strides.query, here)
+    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
+    bias = head_scores(operands.bias, strides.bias, here)
+    grad_out, out = query_rows(inputs.grad_out, strides.grad_out, here), query_rows(inputs.out, strides.out, here)
+    logsumexp = head_logsumexp(inputs.logsumexp, strides.logsumexp, here)
+    grad_query = query_rows(results.grad_query, strides.grad_query, here)
+    grad_bias = head_scores(results.grad_bias, strides.grad_bias, here)
+    delta = head_row_values(results.delta, strides.delta, here)
+    excesses = head_row_values(results.excesses, strides.delta, here)
+    loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
+    q = load_rows(query, first, strides.query.row, extent.queries, META.head_size, ROWS, BLOCK_D, META.index)
     store_parts(buffers.q, q)
-    grad = load_rows(grad_out, first, strides.grad_out.row, queries, META.value_size, ROWS, BLOCK_V, META.index)
-    result = load_rows(out, first, strides.out.row, queries, META.value_size, ROWS, BLOCK_V, META.index)
+    grad = load_rows(grad_out, first, strides.grad_out.row, extent.queries, META.value_size, ROWS, BLOCK_V, META.index)
+    result = load_rows(out, first, strides.out.row, extent.queries, META.value_size, ROWS, BLOCK_V, META.index)
     store_parts(buffers.grad, grad)
     row_delta = gl.convert_layout(gl.sum(grad * result, 1), row_layout)
     rows = (first + gl.arange(0, ROWS, row_layout)).to(META.index)
-    gl.store(delta + rows, row_delta, mask=rows < queries)
-    row_logsumexp = load_logsumexp(logsumexp, rows, strides.logsumexp.row, queries, True)
+    gl.store(delta + rows, row_delta, mask=rows < extent.queries)
+    row_logsumexp = load_logsumexp(logsumexp, rows, strides.logsumexp.row, extent.queries, True)
     factor = scale.to(gl.float32)
     excess = None
     if excesses is not None:
         excess = _excess(rows, row_logsumexp, key, bias, buffers, strides, count, factor, extent, META)
-        gl.store(excesses + rows, excess, mask=rows < queries)
-    own, pointers = QueryRows(rows, row_logsumexp, row_delta, excess), DqPointers(key, value, bias, grad_bias)
+        gl.store(excesses + rows, excess, mask=rows < extent.queries)
+    own, pointers = QueryRows(rows, row_logsumexp, row_delta, excess), KeyPointers(key, value, bias, grad_bias)
     dq = gl.zeros((ROWS, BLOCK_D), gl.float32, dq_layout)
     for i in range(0, masked):
-        start, following = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N
         dq, loaded = _add_key_block(
-            dq, loaded, own, pointers, buffers, strides, start, following, factor, extent, True, META
+            dq, loaded, own, pointers, buffers, strides, count - 1 - i, factor, extent, True, META
         )
     for i in range(masked, count):
-        start, following = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N
         dq, loaded = _add_key_block(
-            dq, loaded, own, pointers, buffers, strides, start, following, factor, extent, False, META
+            dq, loaded, own, pointers, buffers, strides, count - 1 - i, factor, extent, False, META
         )
     if grad_bias is not None:
         zeros = gl.zeros((ROWS, BLOCK_N), gl.float32, score_layout)
-        for start in range(count * BLOCK_N, keys, BLOCK_N):
+        for start in range(count * BLOCK_N, extent.keys, BLOCK_N):
             columns = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))
             store_scores(grad_bias, zeros, strides.grad_bias, rows, columns, extent)
-    store_rows(grad_query, first, strides.grad_query.row, queries, dq * factor, META.head_size, META.index)
+    store_rows(grad_query, first, strides.grad_query.row, extent.queries, dq * factor, META.head_size, META.index)
 
 
 @gluon.jit
@@ -325,10 +270,7 @@ def _add_query_block(
     dp = start_small_products(buffers.v, transposed(buffers.grad), score_layout)
     rows = (first + gl.arange(0, META.block_m, gl.SliceLayout(0, score_layout))).to(META.index)
     i, j = rows[None, :], columns[:, None]
-    bias = pointers.bias
-    if bias is not None:
-        bias += pointers.bias_offset
-    bias_tile = load_bias_tile(i, j, bias, strides.bias, extent, META)
+    bias_tile = load_bias_tile(i, j, pointers.bias, strides.bias, extent, META)
     logsumexp = load_logsumexp(pointers.logsumexp, rows, strides.logsumexp.row, extent.queries, True)
     delta = gl.load(pointers.delta + rows, mask=rows < extent.queries, other=0.0)
     excess = None
@@ -353,20 +295,12 @@ def _add_query_block(
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+@gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dkdv_fp32(
-    query,
-    key,
-    value,
-    bias,
-    grad_out,
-    logsumexp,
-    delta,
-    excesses,
-    grad_key,
-    grad_value,
-    query_starts,
-    key_starts,
+    operands,
+    inputs,
+    results,
+    starts,
     strides,
     heads,
     batch_heads,
@@ -386,61 +320,53 @@ def attend_backward_dkdv_fp32(
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    strides = DkdvStrides(*[HeadStrides(*each) for each in strides])
     ks, vs = shared_parts(ROWS, BLOCK_D), shared_parts(ROWS, BLOCK_V)
     buffers = BackwardBuffers(shared_parts(BLOCK_M, BLOCK_D), shared_parts(BLOCK_M, BLOCK_V), ks, vs)
-    _block, batch, kv_head = program_tile(gl.program_id(0), blocks, heads, batch_heads, group)
-    queries, keys, diagonal, first_query, first_key = sequence_extent(
-        query_starts, key_starts, batch, queries, keys, diagonal, META
-    )
-    sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
-    row, _batch, _head, first, count, masked = key_tile(sizes, ROWS, META)
+    block, batch, kv_head = program_tile(gl.program_id(0), blocks, heads, batch_heads, group)
+    extent, first_query, first_key = sequence_extent(starts, batch, queries, keys, diagonal, META)
+    row, first, count, masked = key_tile(block, blocks, extent, ROWS, META)
     # This sequence may be shorter than the longest and have no such keys.
-    count = gl.where(row < keys, count, 0)
+    count = gl.where(row < extent.keys, count, 0)
     masked = gl.minimum(masked, count)
-    key = head_rows(key, strides.key, batch, kv_head, first_key)
-    value = head_rows(value, strides.value, batch, kv_head, first_key)
-    grad_key = head_rows(grad_key, strides.grad_key, batch, kv_head, first_key)
-    grad_value = head_rows(grad_value, strides.grad_value, batch, kv_head, first_key)
-    k = load_rows(key, row, strides.key.row, keys, META.head_size, ROWS, BLOCK_D, META.index)
+    here = Head(block, batch, kv_head, kv_head, first_query, first_key)
+    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
+    grad_key = key_rows(results.grad_key, strides.grad_key, here)
+    grad_value = key_rows(results.grad_value, strides.grad_value, here)
+    k = load_rows(key, row, strides.key.row, extent.keys, META.head_size, ROWS, BLOCK_D, META.index)
     store_parts(buffers.k, k)
-    v = load_rows(value, row, strides.value.row, keys, META.value_size, ROWS, BLOCK_V, META.index)
+    v = load_rows(value, row, strides.value.row, extent.keys, META.value_size, ROWS, BLOCK_V, META.index)
     store_parts(buffers.v, v)
     factor = scale.to(gl.float32)
     dk = gl.zeros((ROWS, BLOCK_D), gl.float32, dk_layout)
     dv = gl.zeros((ROWS, BLOCK_V), gl.float32, dv_layout)
-    extent = Extent(queries, keys, diagonal)
     columns = (row + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout))).to(META.index)
     for member in range(META.ratio):
-        head = kv_head * META.ratio + member
-        of_query, of_grad, of_logsumexp = strides.query, strides.grad_out, strides.logsumexp
-        own_query = query + batch * of_query.batch + head * of_query.head + first_query * of_query.row
-        own_grad = grad_out + batch * of_grad.batch + head * of_grad.head + first_query * of_grad.row
-        own_logsumexp = logsumexp + batch * of_logsumexp.batch + head * of_logsumexp.head
-        own_logsumexp += first_query * of_logsumexp.element
-        delta_offset = batch * strides.delta.batch + head * strides.delta.head + first_query
-        own_excesses = None
-        if excesses is not None:
-            own_excesses = excesses + delta_offset
-        own_delta, bias_offset = delta + delta_offset, batch * strides.bias.batch + head * strides.bias.head
-        pointers = DkdvPointers(own_query, own_grad, own_logsumexp, own_delta, own_excesses, bias, bias_offset)
+        here = Head(block, batch, kv_head * META.ratio + member, kv_head, first_query, first_key)
+        pointers = QueryPointers(
+            query_rows(operands.query, strides.query, here),
+            query_rows(inputs.grad_out, strides.grad_out, here),
+            head_logsumexp(inputs.logsumexp, strides.logsumexp, here),
+            head_row_values(inputs.delta, strides.delta, here),
+            head_row_values(inputs.excesses, strides.delta, here),
+            head_scores(operands.bias, strides.bias, here),
+        )
         # Programs without blocks have no first one, whose index would be negative.
-        start = gl.maximum(query_block_start(0, first, count, queries, BLOCK_M), 0)
-        loaded = _load_queries(pointers.query, pointers.grad_out, strides, start, queries, META)
+        start = gl.maximum(query_block_start(0, first, count, extent.queries, BLOCK_M), 0)
+        loaded = _load_queries(pointers.query, pointers.grad_out, strides, start, extent.queries, META)
         for i in range(0, masked):
-            start = query_block_start(i, first, count, queries, BLOCK_M)
-            following = query_block_start(i + 1, first, count, queries, BLOCK_M)
+            start = query_block_start(i, first, count, extent.queries, BLOCK_M)
+            following = query_block_start(i + 1, first, count, extent.queries, BLOCK_M)
             dk, dv, loaded = _add_query_block(
                 (dk, dv), loaded, columns, pointers, buffers, strides, start, following, factor, extent, True, META
             )
         for i in range(masked, count):
-            start = query_block_start(i, first, count, queries, BLOCK_M)
-            following = query_block_start(i + 1, first, count, queries, BLOCK_M)
+            start = query_block_start(i, first, count, extent.queries, BLOCK_M)
+            following = query_block_start(i + 1, first, count, extent.queries, BLOCK_M)
             dk, dv, loaded = _add_query_block(
                 (dk, dv), loaded, columns, pointers, buffers, strides, start, following, factor, extent, False, META
             )
-    store_rows(grad_key, row, strides.grad_key.row, keys, dk * factor, META.head_size, META.index)
-    store_rows(grad_value, row, strides.grad_value.row, keys, dv, META.value_size, META.index)
+    store_rows(grad_key, row, strides.grad_key.row, extent.keys, dk * factor, META.head_size, META.index)
+    store_rows(grad_value, row, strides.grad_value.row, extent.keys, dv, META.value_size, META.index)
 
 
 def serves(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
@@ -457,42 +383,22 @@ def attention_backward(
     grad_bias: torch.Tensor | None = None,
 ) -> None:
     """Do what `backward.attention_backward` does, for a problem that these kernels serve."""
-    query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
-    delta = empty(query.shape[:3], torch.float32, query.device)
-    excesses = empty(query.shape[:3], torch.float32, query.device) if problem.adds else None
-    tensors = (grad_out, out, logsumexp, delta, *grads, *(() if grad_bias is None else (grad_bias,)))
-    operands = [problem.strides(tensor) for tensor in (query, key, value)]
-    read, of_delta = (*operands, problem.bias_strides, problem.strides(grad_out)), problem.strides(delta)
-    of_logsumexp = problem.logsumexp_strides(logsumexp)
-    numbers: dict[str, Any] = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal}
-    numbers |= {"scale": problem.factor, "num_warps": 4} | compiler_options(True)
-    blocks, batch_heads = -(-problem.queries // ROWS.value), problem.batch * query.shape[1]
-    attend_backward_dq_fp32[(blocks * batch_heads,)](
-        *(query, key, value, bias, grad_out, out, logsumexp, grads[0], grad_bias, delta, excesses, *problem.starts),
-        strides=(
-            *(*read, problem.strides(out), of_logsumexp, problem.strides(grads[0])),
-            *((0, 0, 0, 0) if grad_bias is None else grad_bias.stride(), of_delta),
-        ),
-        heads=query.shape[1],
-        batch_heads=batch_heads,
-        group=problem.group,
-        blocks=blocks,
+    tensors = (grad_out, out, logsumexp, *grads, *(() if grad_bias is None else (grad_bias,)))
+    dq, dkdv = backward_arguments(problem, grad_out, out, logsumexp, grads, grad_bias)
+    options: dict[str, Any] = {"num_warps": 4} | compiler_options(True)
+    heads, blocks = problem.query.shape[1], -(-problem.queries // ROWS.value)
+    attend_backward_dq_fp32[(blocks * problem.batch * heads,)](
+        **(dq | tile_sizes(problem, heads, blocks, problem.group) | options),
         META=kernel_meta(problem, ROWS.value, table.FP32.BLOCK_N, tensors),
         # The branch in `_excess` would cost the registers of a third program.
         maxnreg=table.CAPPED_REGISTERS if problem.adds and grad_bias is None else None,
-        **numbers,
     )
-    blocks, batch_heads = -(-problem.keys // ROWS.value), problem.batch * key.shape[1]
+    heads, blocks = problem.key.shape[1], -(-problem.keys // ROWS.value)
+    programs = blocks * problem.batch * heads
     if not problem.causal:
-        capped = table.registers_for_keys(blocks * batch_heads, devices.multiprocessors(query.device))
-        numbers |= {} if capped is None else {"maxnreg": capped}
-    attend_backward_dkdv_fp32[(blocks * batch_heads,)](
-        *(query, key, value, bias, grad_out, logsumexp, delta, excesses, *grads[1:], *problem.starts),
-        strides=(*read, of_logsumexp, problem.strides(grads[1]), problem.strides(grads[2]), of_delta),
-        heads=key.shape[1],
-        batch_heads=batch_heads,
-        group=1,
-        blocks=blocks,
+        capped = table.registers_for_keys(programs, devices.multiprocessors(problem.query.device))
+        options |= {} if capped is None else {"maxnreg": capped}
+    attend_backward_dkdv_fp32[(programs,)](
+        **(dkdv | tile_sizes(problem, heads, blocks, 1) | options),
         META=kernel_meta(problem, table.FP32.BLOCK_M, ROWS.value, tensors),
-        **numbers,
     )

@@ -15,28 +15,25 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from tritonite.engine.attention import table
+from tritonite.engine.attention.arguments import forward_arguments
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.fp32_tiles import (
     kernel_meta,
     load_bias_tile,
     load_keys,
     load_rows,
-    query_tile_of_sequence,
+    locate_rows,
     serves_operands,
     store_rows,
     to_scores,
 )
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import (
-    Extent,
-    ForwardStrides,
-    HeadStrides,
     TileSizes,
     head_logsumexp,
-    head_rows,
     head_scores,
-    program_tile,
-    sequence_extent,
+    key_rows,
+    query_rows,
 )
 from tritonite.engine.attention.scores import visible_scores
 from tritonite.engine.gemm.kernels.hopper_fp32 import (
@@ -106,16 +103,11 @@ def _attend_block(
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal", "padded"])
+@gluon.jit(do_not_specialize=[*TileSizes._fields, "padded"])
 def attend_fp32(
-    query,
-    key,
-    value,
-    bias,
-    out,
-    logsumexp,
-    query_starts,
-    key_starts,
+    operands,
+    results,
+    starts,
     strides,
     heads,
     batch_heads,
@@ -136,26 +128,16 @@ def attend_fp32(
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
-    strides = ForwardStrides(*[HeadStrides(*each) for each in strides])
     buffers = ForwardBuffers(
         shared_parts(ROWS, BLOCK_D), shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V)
     )
-    _block, batch, head = program_tile(gl.program_id(0), blocks, heads, batch_heads, group)
-    queries, keys, diagonal, first_query, first_key = sequence_extent(
-        query_starts, key_starts, batch, queries, keys, diagonal, META
-    )
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
-    first, count, masked = query_tile_of_sequence(sizes, META)
-    kv_head = head // META.ratio
-    query = head_rows(query, strides.query, batch, head, first_query)
-    key = head_rows(key, strides.key, batch, kv_head, first_key)
-    value = head_rows(value, strides.value, batch, kv_head, first_key)
-    out = head_rows(out, strides.out, batch, head, first_query)
-    if bias is not None:
-        bias = head_scores(bias, strides.bias, batch, head)
-    extent = Extent(queries, keys, diagonal)
-    loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, keys, META)
-    q = load_rows(query, first, strides.query.row, queries, META.head_size, ROWS, BLOCK_D, META.index)
+    here, extent, first, count, masked = locate_rows(sizes, starts, META)
+    query = query_rows(operands.query, strides.query, here)
+    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
+    bias = head_scores(operands.bias, strides.bias, here)
+    loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
+    q = load_rows(query, first, strides.query.row, extent.queries, META.head_size, ROWS, BLOCK_D, META.index)
     store_parts(buffers.q, q)
     rows = (first + gl.arange(0, ROWS, row_layout)).to(META.index)
     factor = scale.to(gl.float32)
@@ -176,12 +158,13 @@ def attend_fp32(
     no_keys = l_i == 0
     l_i = gl.where(no_keys, 1.0, l_i)
     acc = acc / gl.convert_layout(l_i, gl.SliceLayout(1, acc_layout))[:, None]
-    store_rows(out, first, strides.out.row, queries, acc, META.value_size, META.index)
-    if logsumexp is not None:
+    out = query_rows(results.out, strides.out, here)
+    store_rows(out, first, strides.out.row, extent.queries, acc, META.value_size, META.index)
+    if results.logsumexp is not None:
         found = gl.where(no_keys, float(META.empty), m_i + gl.log(l_i))
-        found = gl.where(rows < queries, found, float("inf"))
-        logsumexp = head_logsumexp(logsumexp, strides.logsumexp, batch, head, first_query)
-        gl.store(logsumexp + rows * strides.logsumexp.row, found, mask=rows < gl.maximum(queries, padded))
+        found = gl.where(rows < extent.queries, found, float("inf"))
+        logsumexp = head_logsumexp(results.logsumexp, strides.logsumexp, here)
+        gl.store(logsumexp + rows * strides.logsumexp.row, found, mask=rows < gl.maximum(extent.queries, padded))
 
 
 def serves(problem: Problem, out: torch.Tensor) -> bool:
@@ -191,24 +174,6 @@ def serves(problem: Problem, out: torch.Tensor) -> bool:
 
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
     """Do what `forward.attention` does, for a problem that this kernel serves."""
-    operands = problem.query, problem.key, problem.value
-    heads, blocks = problem.query.shape[1], -(-problem.queries // ROWS.value)
-    attend_fp32[(blocks * problem.batch * heads,)](
-        *(*operands, problem.bias, out, logsumexp, *problem.starts),
-        strides=(
-            *[problem.strides(tensor) for tensor in (*operands, out)],
-            *(problem.bias_strides, problem.logsumexp_strides(logsumexp)),
-        ),
-        heads=heads,
-        batch_heads=problem.batch * heads,
-        group=problem.group,
-        blocks=blocks,
-        queries=problem.queries,
-        keys=problem.keys,
-        diagonal=problem.diagonal,
-        padded=problem.padded_rows(logsumexp),
-        scale=problem.factor,
-        META=kernel_meta(problem, ROWS.value, table.FP32.BLOCK_N, (out,), empty),
-        num_warps=4,
-        **compiler_options(True),
-    )
+    programs, arguments = forward_arguments(problem, out, logsumexp, ROWS.value)
+    meta = kernel_meta(problem, ROWS.value, table.FP32.BLOCK_N, (out,), empty)
+    attend_fp32[(programs,)](**arguments, META=meta, num_warps=4, **compiler_options(True))

@@ -18,6 +18,7 @@ from tritonite.engine.attention import table
 from tritonite.engine.attention.hopper.backward_dq import query_tile
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.problem import AttentionMeta, Problem, dot_precision
+from tritonite.engine.attention.prologue import locate_queries
 from tritonite.engine.attention.scores import add_bias, load_bias, visible_scores
 
 # Smallest and largest block_d and block_v.
@@ -25,14 +26,15 @@ _LEAST, _MOST = 32, 64
 
 
 @gluon.jit
-def query_tile_of_sequence(sizes, META: gl.constexpr):
-    """Return (first query, blocks of keys, how many of the first ones need a mask) of a program.
+def locate_rows(sizes, starts, META: gl.constexpr):
+    """Return (`Head`, `Extent`, first query, blocks of keys, how many of the first ones need a mask) of a program.
 
     No blocks are left where a packed sequence has no such queries.
     """
-    first, _batch, _head, count, masked = query_tile(sizes, ROWS, META)
-    count = gl.where(first < sizes.queries, count, 0)
-    return first, count, gl.minimum(masked, count)
+    here, extent = locate_queries(sizes, starts, META)
+    first, count, masked = query_tile(here.block, extent, ROWS, META)
+    count = gl.where(first < extent.queries, count, 0)
+    return here, extent, first, count, gl.minimum(masked, count)
 
 
 @gluon.jit
