@@ -1,4 +1,5 @@
 """The warp-specialised forward pass of attention: the calls it serves, its algorithm without a GPU, and its values."""
+# Over 500 lines: all forms of the warp-specialised forward kernel share one reference and its interpreter.
 
 import dataclasses
 import itertools

@@ -1,4 +1,5 @@
 """The contract between a call and its host function, through the native dispatcher and through Python."""
+# Over 500 lines: one subject, the arguments of a call on both paths, whose cases share the operators declared here.
 
 import contextlib
 import sys

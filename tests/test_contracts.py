@@ -1,4 +1,5 @@
 """ATen's promises about results besides values: layout, aliasing, errors, overlap."""
+# Over 500 lines: one subject, what a call promises besides values, over the operators that every test here draws.
 
 import copy
 import gc

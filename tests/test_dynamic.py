@@ -1,4 +1,5 @@
 """pointwise_dynamic in the forms users of such libraries know."""
+# Over 500 lines: one public function, `pointwise_dynamic`, and everything that its users may pass.
 
 import copy
 import os

@@ -1,4 +1,5 @@
 """Indexing beyond the sizes of samples: sorts of several blocks, sums over programs, and indices out of range."""
+# Over 500 lines: reads and writes by index tensors share the drawn calls and the reference.
 
 import importlib
 import itertools

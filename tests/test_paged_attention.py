@@ -1,4 +1,5 @@
 """Attention over paged caches against its definition in float64, and writing to the caches."""
+# Over 500 lines: reads, writes and page tables share one cache and its reference.
 
 import math
 import os

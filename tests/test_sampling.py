@@ -1,4 +1,5 @@
 """Samples of distributions in tensors against NumPy's, by cuRAND's definitions, and against ATen's own on a GPU."""
+# Over 500 lines: ATen's algorithms of sampling are restated here once, and all tests compare with them.
 
 import math
 

@@ -30,41 +30,10 @@ REASON = "# noqa: BLE001 - "
 MOST_OF_A_KERNEL, MOST_OF_A_FUNCTION, MOST_LINES = 20, 12, 500
 # Begins a comment under a long file's docstring, or in its first line, that says why it is one file.
 LONG = "# Over 500 lines: "
-# Long files that need not say why.
-SILENT = {
-    f"tests/test_{name}.py"
-    for name in (
-        *("attention", "attention_hopper", "call", "contracts", "dynamic", "fused", "indexing", "matmul", "native"),
-        *("paged_attention", "random", "rows", "sampling", "sorting"),
-    )
-}
-SILENT |= {
-    f"tritonite/engine/{name}.py"
-    for name in ("attention/backward", "attention/decode", "attention/hopper/forward", "gemm/kernels/portable")
-}
 # Decorators of functions whose parameters are others' to choose: ATen's schema, a command's options.
 SCHEMAS = {"operator", "cuda_operator", "library_operator", "pointwise", "command"}
 # `Pointwise`, whose settings are independent and given by name.
 WIDE = {"tritonite/engine/pointwise/declare.py:__init__"}
-# Kernels of gemm and attention, and a host function, whose sizes and strides do not travel in records.
-WIDE |= {
-    f"tritonite/engine/{name}"
-    for name in (
-        "attention/backward.py:attend_backward_dq",
-        "attention/backward.py:attend_backward_dkdv",
-        "attention/decode.py:attend_to_splits",
-        "attention/forward.py:attend",
-        "attention/hopper/backward_dq.py:attend_backward_dq_warp_specialized",
-        "attention/hopper/fp32_backward.py:attend_backward_dq_fp32",
-        "attention/hopper/fp32_backward.py:attend_backward_dkdv_fp32",
-        "gemm/kernels/hopper.py:multiply_warp_specialized",
-        "gemm/kernels/hopper_fp32.py:multiply_bf16x6",
-        "gemm/kernels/portable.py:multiply",
-        "gemm/kernels/portable.py:multiply_persistent",
-        "gemm/kernels/portable.py:multiply_groups",
-        "gemm/product.py:product",
-    )
-}
 
 
 def breaches(text: str, name: str) -> Iterator[str]:
@@ -77,7 +46,7 @@ def breaches(text: str, name: str) -> Iterator[str]:
         if any(words in line for words in LICENCE):
             yield f"{name}:{number}: the licence stands in LICENSE alone"
     tree = ast.parse(text)
-    if len(lines) > MOST_LINES and name not in SILENT and not _says_why_long(tree, lines):
+    if len(lines) > MOST_LINES and not _says_why_long(tree, lines):
         yield f"{name}:1: {len(lines)} lines: split the file, or say why not in a comment that begins {LONG!r}"
     if package:
         yield from _wide(tree, name)
