@@ -63,6 +63,7 @@ class Declaration:
         pinned_zero_or_one: numbers of which the key also says whether they are 0 or 1.
         lazy_bits: whether tensors with a lazy conjugation or negation are served; else such calls decline.
         cuda_only: overloads that ATen has on CUDA only.
+        prepare: a host function from ATen's arguments to the arguments of the first of `kernels`, or None.
         watched: whether the host function calls torch, so that a recorder has to see these calls.
         tensors_only: whether a number for a tensor argument declines the call.
         library: set for operators outside ATen.
@@ -84,6 +85,7 @@ class Declaration:
     watched: bool = True
     tensors_only: bool = False
     library: LibraryFormulas | None = None
+    prepare: Callable[..., Sequence[Any]] | None = None
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
         """Return whether a schema has this declaration's arguments, ignoring out= arguments."""
