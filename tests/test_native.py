@@ -599,6 +599,7 @@ def test_launches_that_are_watched_are_not_replayed(device):
     assert seen == ([] if tritonite.device == "cpu" else ["elementwise_flat"] * 2)
 
 
+on_host = pytest.mark.skipif(tritonite.device != "cpu", reason="a replay on a GPU runs no Python to count")
 on_a_gpu = pytest.mark.skipif(tritonite.device == "cpu", reason="streams and graphs are a GPU's")
 
 
@@ -675,3 +676,41 @@ def test_an_operator_outside_aten_counts_versions():
     environment = os.environ | {"TRITONITE_NATIVE": "1"}
     done = subprocess.run([sys.executable, "-c", _ROTATES], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2"]
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Return the list of the names of kernels that `Launch` runs in the interpreter from then on."""
+    names = []
+    run = launch.Launch._interpret
+
+    def noting(self, values):
+        names.append(self.specialization.kernel.__name__)
+        run(self, values)
+
+    monkeypatch.setattr(launch.Launch, "_interpret", noting)
+    return names
+
+
+@on_host
+def test_a_table_is_written_again_only_for_other_addresses_or_numbers(interpreted):
+    xs, others = ([torch.ones(n) for n in (3, 5)] for _ in range(2))
+    calls = [(xs, [1.0, 2.0]), (xs, [1.0, 2.0]), (xs, [1.0, 2.0]), (others, [1.0, 2.0]), (others, [3.0, 2.0])]
+    written = []
+    with tritonite.use_gems():
+        for tensors, numbers in calls:
+            torch._foreach_mul_(tensors, numbers)
+            written.append(interpreted.count("write_table") > 0)
+            interpreted.clear()
+    # The first call is recorded, and keeps no table.
+    assert written == [True, True, False, True, True]
+    assert [x[0].item() for x in (*xs, *others)] == [1, 8, 3, 4]
+
+
+@on_host
+def test_a_table_has_the_addresses_of_fresh_results(interpreted):
+    xs = [torch.ones(3), torch.ones(5)]
+    with tritonite.use_gems():
+        results = [torch._foreach_add(xs, 1) for _ in range(3)]
+    assert all(x.eq(2).all() for result in results for x in result)
+    assert interpreted.count("elementwise_list") == 3

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.contract import empty
+from tritonite.runtime.contract import empty, filling
 from tritonite.runtime.launch import Launch, Specialization, flatten
 
 # The numbers of a launch of `write_table`. The largest fill the 4 KiB of arguments that every CUDA device takes.
@@ -93,14 +93,18 @@ class Table:
         return len(self._rows) - 1
 
     def write(self, device: torch.device) -> torch.Tensor:
-        """Return the table in the memory of a device, written by as few launches as its rows allow."""
+        """Return the table in the memory of a device, written by as few launches as its rows allow.
+
+        A replay of the call's plan keeps the table, and uses it again while addresses and numbers are the same.
+        """
         table = empty((len(self._rows) * self.count,), torch.int64, device)
         first = 0
-        for kind, rows in itertools.groupby(self._rows, key=lambda row: row[0]):
-            numbers = [number for _, row in rows for number in row]
-            for i in range(0, len(numbers), _CAPACITIES[-1]):
-                _write(numbers[i : i + _CAPACITIES[-1]], kind, table, first + i)
-            first += len(numbers)
+        with filling(table):
+            for kind, rows in itertools.groupby(self._rows, key=lambda row: row[0]):
+                numbers = [number for _, row in rows for number in row]
+                for i in range(0, len(numbers), _CAPACITIES[-1]):
+                    _write(numbers[i : i + _CAPACITIES[-1]], kind, table, first + i)
+                first += len(numbers)
         return table
 
 
