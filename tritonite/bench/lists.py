@@ -24,14 +24,13 @@ _MOST_TENSORS = 400 if not tritonite.backend.interpreted else 4
 def model_shapes(random: Source) -> list[Shape]:
     """Draw the shapes of a model's parameters: matrices, their biases and the vectors of norms, layer by layer."""
     inner, outer = width(random), width(random)
-    layer: list[Shape] = random.choice(
-        (
-            [(outer, inner), (outer,)],
-            [(inner, inner), (inner, inner), (outer, inner), (inner, outer), (inner,), (inner,)],
-            [(inner,), (inner,), (inner,)],
-            [(inner, 1, 3, 3), (inner,), (inner,)],
-        )
-    )
+    layers: list[list[Shape]] = [
+        [(outer, inner), (outer,)],
+        [(inner, inner), (inner, inner), (outer, inner), (inner, outer), (inner,), (inner,)],
+        [(inner,), (inner,), (inner,)],
+        [(inner, 1, 3, 3), (inner,), (inner,)],
+    ]
+    layer = random.choice(layers)
     elements = sum(torch.Size(shape).numel() for shape in layer)
     most = max(1, min(_MOST_TENSORS // len(layer), random.sizes.most // elements))
     return layer * log_uniform(random, (1, most))
