@@ -714,3 +714,14 @@ def test_a_table_has_the_addresses_of_fresh_results(interpreted):
         results = [torch._foreach_add(xs, 1) for _ in range(3)]
     assert all(x.eq(2).all() for result in results for x in result)
     assert interpreted.count("elementwise_list") == 3
+
+
+def test_numbers_in_a_cpu_tensor_are_read_on_each_call(dispatcher):
+    xs, scalars = [torch.ones(3, device=tritonite.device), torch.ones(5, device=tritonite.device)], torch.ones(2)
+    with tritonite.use_gems():
+        for number in (2.0, 3.0):
+            scalars.fill_(number)
+            found = torch._foreach_addcmul(xs, xs, xs, scalars)
+            assert [x[0].item() for x in found] == [1 + number] * 2
+    counts = tritonite.stats()["_foreach_addcmul.Tensor"]
+    assert counts.launched == 2 and not counts.replayed and not counts.declined

@@ -211,6 +211,7 @@ def _lists_declaration(own: Declaration, packets: tuple[str, ...], arguments: tu
         accepts=own.accepts,
         promotion=own.promotion,
         method=own.method,
+        read_on_host=frozenset(arguments) & {"scalars"},
         pinned=frozenset(name for name, pinned in zip(arguments, own.arguments, strict=False) if pinned in own.pinned),
     )
 
