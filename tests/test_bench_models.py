@@ -65,6 +65,21 @@ def test_a_forward_pass_is_timed(name, positions):
     assert states.shape == (2, positions, 32) and bool(states.isfinite().all())
 
 
+@pytest.mark.parametrize("name", sorted(models.STEPS))
+def test_a_training_step_is_timed_and_starts_each_time_from_the_same_parameters(name):
+    every = (ATEN, TRITONITE)
+    (result,) = models.measure(name, every, dtype=torch.float32, tokens=TOKENS, tiny=True, train=True, rounds=1)
+    assert (result.phase, result.tokens) == ("train", TOKENS)
+    (step,) = models.phases(name, torch.float32, 1, TOKENS, tiny=True, train=True)
+    first, second = step.forward(), step.forward()
+    assert first.abs().max() > 0 and torch.equal(first, second)
+
+
+def test_a_model_without_a_training_step_is_refused():
+    with pytest.raises(TritoniteError, match="vit has no training step; models with one are bert, llama"):
+        models.phases("vit", torch.float32, 1, TOKENS, tiny=True, train=True)
+
+
 def test_a_model_runs_with_every_operator():
     (result,) = measured("bert", (ATEN, TRITONITE))
     assert {"add", "gelu"} <= {name for name, *_ in result.operators} and len(result.operators) <= 12

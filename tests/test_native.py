@@ -346,6 +346,7 @@ def test_plans_hold_no_tensors(device):
     assert len([o for o in gc.get_objects() if type(o) is torch.Tensor]) <= before + 1
 
 
+on_host = pytest.mark.skipif(tritonite.device != "cpu", reason="a replay on a GPU runs no Python to count")
 on_a_gpu = pytest.mark.skipif(tritonite.device == "cpu", reason="streams and graphs are a GPU's")
 
 
@@ -384,3 +385,52 @@ def test_an_operator_outside_aten_counts_versions():
     environment = os.environ | {"TRITONITE_NATIVE": "1"}
     done = subprocess.run([sys.executable, "-c", _ROTATES], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2"]
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Return the list of the names of kernels that `Launch` runs in the interpreter from then on."""
+    names = []
+    run = launch.Launch._interpret
+
+    def noting(self, values):
+        names.append(self.specialization.kernel.__name__)
+        run(self, values)
+
+    monkeypatch.setattr(launch.Launch, "_interpret", noting)
+    return names
+
+
+@on_host
+def test_a_table_is_written_again_only_for_other_addresses_or_numbers(interpreted):
+    xs, others = ([torch.ones(n) for n in (3, 5)] for _ in range(2))
+    calls = [(xs, [1.0, 2.0]), (xs, [1.0, 2.0]), (xs, [1.0, 2.0]), (others, [1.0, 2.0]), (others, [3.0, 2.0])]
+    written = []
+    with tritonite.use_gems():
+        for tensors, numbers in calls:
+            torch._foreach_mul_(tensors, numbers)
+            written.append(interpreted.count("write_table") > 0)
+            interpreted.clear()
+    # The first call is recorded, and keeps no table.
+    assert written == [True, True, False, True, True]
+    assert [x[0].item() for x in (*xs, *others)] == [1, 8, 3, 4]
+
+
+@on_host
+def test_a_table_has_the_addresses_of_fresh_results(interpreted):
+    xs = [torch.ones(3), torch.ones(5)]
+    with tritonite.use_gems():
+        results = [torch._foreach_add(xs, 1) for _ in range(3)]
+    assert all(x.eq(2).all() for result in results for x in result)
+    assert interpreted.count("elementwise_list") == 3
+
+
+def test_numbers_in_a_cpu_tensor_are_read_on_each_call(dispatcher):
+    xs, scalars = [torch.ones(3, device=tritonite.device), torch.ones(5, device=tritonite.device)], torch.ones(2)
+    with tritonite.use_gems():
+        for number in (2.0, 3.0):
+            scalars.fill_(number)
+            found = torch._foreach_addcmul(xs, xs, xs, scalars)
+            assert [x[0].item() for x in found] == [1 + number] * 2
+    counts = tritonite.stats()["_foreach_addcmul.Tensor"]
+    assert counts.launched == 2 and not counts.replayed and not counts.declined

@@ -130,7 +130,7 @@ class Case:
     @property
     def inplace(self) -> bool:
         """Return whether the call writes into its arguments."""
-        return self.pair is None and tritonite.overloads()[self.overload].inplace
+        return self.pair is None and bool(tritonite.overloads()[self.overload].written)
 
     def sample(self) -> Sample:
         """Make the call's arguments. Raises NotImplementedError if the operator does not take the dtype."""

@@ -168,6 +168,8 @@ def show_models(console: Console, models: Sequence[ModelResult]) -> None:
             device = model.device_times.get(name)
             shown.add_row(name, *row, "" if device is None else f"{device / 1e3:.3f}")
         console.print(shown)
+        if model.own_share is not None:
+            console.print(f"Tritonite's kernels: {model.own_share:.1%} of its pass's device time", highlight=False)
         operators = Table("operator", "calls", "ATen us", "Tritonite us", box=None)
         for name, calls, aten, ours in model.operators:
             operators.add_row(name, str(calls), f"{aten:.1f}", f"{ours:.1f}")

@@ -18,10 +18,13 @@ from tritonite.bench.drawing import FAMILIES, Source
 from tritonite.testing.samples import Sample
 
 # Families register when the module is imported.
-importlib.import_module("tritonite.bench.families")
+for _name in ("families", "lists"):
+    importlib.import_module(f"tritonite.bench.{_name}")
 # A call of fewer seconds than this is timed within a CUDA graph, because the host needs about as long to queue a call.
 # The duration is estimated from the rates of a large GPU.
 _SHORT = 10e-6
+# The most tensors of a list that a label names one by one.
+_MOST_LISTED = 64
 _BYTES_A_SECOND, _FLOPS_A_SECOND = 4e12, 4e14
 
 
@@ -58,7 +61,7 @@ def _cases(name: str, seed: int, number: int, measures: Sequence[str] | None) ->
     made = call.operands(lambda *shape: torch.empty(shape, dtype=dtype, device="meta"))
     arguments, keywords = (made.args, made.kwargs) if isinstance(made, Sample) else (made, {})
     leaves = pytree.tree_leaves(list(arguments))
-    label = _label(leaves, keywords | call.given, dtype)
+    label = _label(arguments, keywords | call.given, dtype)
     for measure in measures or (_measure(leaves, call.flops),):
         yield Case(
             call.op, call.overload, name, label, dtype, call.operands, measure, call.given, call.flops, None, number
@@ -76,8 +79,20 @@ def _measure(arguments: Sequence[Any], flops: int | None) -> str:
 
 def _label(arguments: Sequence[Any], given: dict[str, Any], dtype: torch.dtype) -> str:
     """Describe a call's arguments, positional ones first."""
-    positional = [_described(value, dtype) for value in arguments if value is not None]
+    positional = [_described(value, dtype) for value in _summarised(arguments) if value is not None]
     return ", ".join([*positional, *(f"{name}={value}" for name, value in given.items())])
+
+
+def _summarised(arguments: Sequence[Any]) -> list[Any]:
+    """Flatten the arguments, and replace lists of many tensors by a text."""
+    found: list[Any] = []
+    for value in arguments:
+        tensors = value if isinstance(value, list) and all(isinstance(each, torch.Tensor) for each in value) else []
+        if len(tensors) > _MOST_LISTED:
+            found.append(f"{len(tensors)} tensors of {sum(each.numel() for each in tensors)} elements")
+        else:
+            found += pytree.tree_leaves(value)
+    return found
 
 
 def _described(value: Any, dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""Whole models: forward passes checked against ATen's, timed for every provider, and profiled by operator."""
+"""Whole models: passes checked against ATen's, timed for every provider, and profiled by operator."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ _LISTED_OPERATORS = 12
 
 @dataclass(frozen=True)
 class Phase:
-    """A forward pass of a model.
+    """A pass of a model: forward, or a step of its training.
 
     Attributes:
-        name: "prefill", "decode" or "forward".
+        name: "prefill", "decode", "forward" or "train".
         tokens: tokens of every sequence in the pass.
-        forward: returns hidden states or logits, (batch, positions, width).
+        forward: runs the pass. Returns hidden states or logits, (batch, positions, width); in training, gradients.
         restore: undoes the pass's side effects, so that every pass starts in the same state.
         context: tokens of every sequence before the pass.
+        trains: whether the pass computes gradients.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Phase:
     forward: Callable[[], torch.Tensor]
     restore: Callable[[], None] = lambda: None
     context: int = 0
+    trains: bool = False
 
 
 def _bert(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
@@ -172,12 +174,58 @@ def _random_weights(config: Any, kind: str, tiny: bool) -> Any:
         return getattr(transformers, kind).from_config(config).eval()
 
 
-def phases(name: str, dtype: torch.dtype, batch: int, tokens: int, tiny: bool = False) -> list[Phase]:
-    """Return the passes of a model on random tokens.
+def _llama_step(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
+    """A training step of Llama-3.2-1B with random weights: loss, gradients, and a step of AdamW."""
+    from transformers import LlamaConfig
+
+    sizes = (128, 32, 64, 1, 4, 2) if tiny else (128256, 2048, 8192, 16, 32, 8)
+    config = LlamaConfig(**_sized(sizes), max_position_embeddings=2**17, tie_word_embeddings=True, dtype=dtype)
+    model = _random_weights(config, "AutoModelForCausalLM", tiny)
+    return [_training(model, model.model.layers[0].input_layernorm.weight, tokens[:, :-1] % config.vocab_size)]
+
+
+def _bert_step(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
+    """A training step of a MiniLM-L6 with random weights and a head over the vocabulary."""
+    from transformers import BertConfig
+
+    sizes = (128, 32, 64, 1, 2) if tiny else (30522, 384, 1536, 6, 12)
+    model = _random_weights(BertConfig(**_sized(sizes), dtype=dtype), "AutoModelForMaskedLM", tiny)
+    words = tokens[:, :-1][:, :512] % model.config.vocab_size
+    return [_training(model, model.bert.embeddings.LayerNorm.weight, words)]
+
+
+def _training(model: Any, first: torch.nn.Parameter, words: torch.Tensor) -> Phase:
+    """Return a step on `words`, (batch, positions), which are also the labels. Its result is the gradient of `first`.
+
+    The learning rate is 0, so that all steps start from the same parameters.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+
+    def step() -> torch.Tensor:
+        model(words, labels=words).loss.backward()
+        optimizer.step()
+        gradient = first.grad
+        optimizer.zero_grad()
+        assert gradient is not None
+        return gradient[None]
+
+    return Phase("train", words.shape[1], step, trains=True)
+
+
+# Models whose training step is measured.
+STEPS: dict[str, Callable[[torch.dtype, torch.Tensor, bool], list[Phase]]] = {"bert": _bert_step, "llama": _llama_step}
+
+
+def phases(
+    name: str, dtype: torch.dtype, batch: int, tokens: int, tiny: bool = False, train: bool = False
+) -> list[Phase]:
+    """Return the passes of a model on random tokens, or with `train` its training step.
 
     A shorter prompt is the beginning of a longer one. `tiny` makes a model of a few thousand weights. Raises
-    TritoniteError if transformers is missing, or if the model takes fewer tokens.
+    TritoniteError if transformers is missing, if the model takes fewer tokens, or if no training step is known.
     """
+    if train and name not in STEPS:
+        raise TritoniteError(message=f"{name} has no training step; models with one are {', '.join(sorted(STEPS))}")
     if importlib.util.find_spec("transformers") is None:
         raise TritoniteError(message="models come from transformers: pip install 'tritonite[bench]'")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -188,7 +236,7 @@ def phases(name: str, dtype: torch.dtype, batch: int, tokens: int, tiny: bool = 
     generator = torch.Generator().manual_seed(0)
     # One token more than the prompt, for a decoder.
     words = torch.randint(2**20, (tokens + 1, batch), generator=generator).T.contiguous()
-    return MODELS[name](dtype, words.to(tritonite.device), tiny)
+    return (STEPS if train else MODELS)[name](dtype, words.to(tritonite.device), tiny)
 
 
 def measure(
@@ -199,9 +247,10 @@ def measure(
     batch: int = 1,
     tokens: int = 512,
     tiny: bool = False,
+    train: bool = False,
     rounds: int = timing.ROUNDS,
 ) -> Iterator[ModelResult]:
-    """Time a model's passes: a prompt of `tokens` tokens, and for a decoder one more token.
+    """Time a model's passes: a prompt of `tokens` tokens, and for a decoder one more token; or its training step.
 
     Args:
         name: a key of MODELS.
@@ -210,6 +259,7 @@ def measure(
         batch: number of sequences.
         tokens: tokens of a prompt.
         tiny: make a model of a few thousand weights.
+        train: time the training step instead.
         rounds: rounds in which providers take turns.
 
     Yields a ModelResult for each pass. Raises WrongAnswer, before anything is timed, if a provider's results differ
@@ -217,14 +267,14 @@ def measure(
     """
     text = str(dtype).removeprefix("torch.")
     every = []
-    for phase in phases(name, dtype, batch, tokens, tiny):
+    for phase in phases(name, dtype, batch, tokens, tiny, train):
         ways = {each: dataclasses.replace(phase, forward=each.wrap(phase.forward)) for each in providers}
         _check(f"{name} {phase.name}, {text}", ways, MINIMUM_SIMILARITY[dtype])
         every.append(ways)
     # The profiler leaves hooks in the driver that slow calls, so all passes are timed before any is profiled.
     measured = [(ways, *_times(ways, rounds)) for ways in every]
     for ways, times, host_times in measured:
-        phase, profiles = next(iter(ways.values())), _profiles(ways)
+        phase, (profiles, share) = next(iter(ways.values())), _profiles(ways)
         device_times = {name: sum(taken for _, taken in own.values()) for name, own in profiles.items()}
         yield ModelResult(
             model=name,
@@ -237,19 +287,20 @@ def measure(
             operators=_differences(profiles),
             context=phase.context,
             device_times=device_times if tritonite.device == "cuda" else {},
+            own_share=share if tritonite.device == "cuda" else None,
         )
 
 
-@torch.inference_mode()
 def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
     """Run a pass. Return its result, the microseconds until the device was done, and until the call returned."""
-    timing.synchronize()
-    begin = time.perf_counter()
-    result = phase.forward()
-    returned = time.perf_counter()
-    timing.synchronize()
-    done = time.perf_counter()
-    phase.restore()
+    with torch.inference_mode(not phase.trains):
+        timing.synchronize()
+        begin = time.perf_counter()
+        result = phase.forward()
+        returned = time.perf_counter()
+        timing.synchronize()
+        done = time.perf_counter()
+        phase.restore()
     return result, (done - begin) * 1e6, (returned - begin) * 1e6
 
 
@@ -287,10 +338,16 @@ def _times(ways: Ways, rounds: int) -> tuple[dict[str, Timing], dict[str, Timing
     return whole, {name: Timing.of(returned for _, returned in taken) for name, taken in passes.items()}
 
 
-def _profiles(ways: Ways) -> dict[str, dict[str, tuple[int, float]]]:
-    """Profile the passes of ATen and Tritonite; {} unless both are among the providers."""
+def _profiles(ways: Ways) -> tuple[dict[str, dict[str, tuple[int, float]]], float | None]:
+    """Profile the passes of ATen and Tritonite. Returns (profiles by provider, the share of Tritonite's own kernels).
+
+    Without both among the providers the result is ({}, None).
+    """
     compared = {provider.name: (phase, provider) for provider, phase in ways.items() if provider.name in COMPARED}
-    return {name: _profile(*each) for name, each in compared.items()} if len(compared) == len(COMPARED) else {}
+    if len(compared) < len(COMPARED):
+        return {}, None
+    profiled = {name: _profile(*each) for name, each in compared.items()}
+    return {name: operators for name, (operators, _) in profiled.items()}, profiled[timing.TRITONITE.name][1]
 
 
 def _differences(profiles: Mapping[str, dict[str, tuple[int, float]]]) -> list[tuple[str, int, float, float]]:
@@ -306,14 +363,18 @@ def _differences(profiles: Mapping[str, dict[str, tuple[int, float]]]) -> list[t
     return sorted(rows, key=lambda row: (-abs(row[2] - row[3]), row[0]))[:_LISTED_OPERATORS]
 
 
-def _profile(phase: Phase, provider: Provider) -> dict[str, tuple[int, float]]:
-    """Return (calls a pass, microseconds a pass) of each operator, without the time of operators that it calls."""
+def _profile(phase: Phase, provider: Provider) -> tuple[dict[str, tuple[int, float]], float]:
+    """Return (calls a pass, microseconds a pass) of each operator, and the share of Tritonite's own kernels.
+
+    An operator's time is without that of operators that it calls. The share is of all operators' time.
+    """
     with provider.scope(None):
         _pass(phase)
         with profiler() as profile:
             for _ in range(_PASSES):
                 _pass(phase)
     found: dict[str, tuple[int, float]] = {}
+    times = {"aten": 0.0, "tritonite": 0.0}
     for event in profile.key_averages():
         space, _, name = event.key.partition("::")
         if space in ("aten", "tritonite"):
@@ -322,4 +383,5 @@ def _profile(phase: Phase, provider: Provider) -> dict[str, tuple[int, float]]:
             calls, taken = found.get(name, (0, 0.0))
             own = event.self_device_time_total if tritonite.device == "cuda" else event.self_cpu_time_total
             found[name] = max(calls, round(event.count / _PASSES)), taken + own / _PASSES
-    return found
+            times[space] += own
+    return found, times["tritonite"] / max(sum(times.values()), 1e-9)

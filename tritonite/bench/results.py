@@ -95,16 +95,18 @@ class Result:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """Times of a model's forward pass.
+    """Times of a model's pass.
 
     Attributes:
-        model, phase, dtype, batch: identify the pass; `phase` is "prefill", "decode" or "forward".
+        model, phase, dtype, batch: identify the pass; `phase` is "prefill", "decode", "forward" or "train".
         tokens: tokens of every sequence in the pass, after `context` earlier ones.
         times: times of the whole pass by provider, in microseconds.
         host_times: times until the call returned.
         operators: (name, calls a pass, ATen's microseconds a pass, Tritonite's) of the operators whose times differ
             most, largest difference first.
         device_times: sum of all kernels' microseconds in a pass, of ATen and Tritonite; empty without a GPU.
+        own_share: the part of Tritonite's pass that its own kernels take, 0 to 1, of all kernels' time; None without a
+            GPU.
     """
 
     model: str
@@ -117,6 +119,7 @@ class ModelResult:
     operators: list[tuple[str, int, float, float]] = field(default_factory=list)
     context: int = 0
     device_times: dict[str, float] = field(default_factory=dict)
+    own_share: float | None = None
 
     def tokens_per_second(self, provider: str) -> float:
         return self.batch * self.tokens / self.times[provider].median * 1e6

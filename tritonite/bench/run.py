@@ -155,11 +155,12 @@ def check(case: Case, providers: Sequence[Provider]) -> Check:
         # A call that writes into its arguments needs fresh ones each time.
         fresh = case.sample if case.inplace else lambda: sample
         functions = _functions(case, providers, fresh())
-        expected = _results(functions[ATEN], fresh())
+        expected = _results(functions[ATEN], fresh(), _written(case))
     except NotImplementedError:
         return Check(taken=False)
     moved = bytes_moved(case.op, sample, expected)
-    elements = max(value.numel() for value in (*sample.args, *expected) if isinstance(value, torch.Tensor))
+    leaves = pytree.tree_leaves([sample.args, expected])
+    elements = max(value.numel() for value in leaves if isinstance(value, torch.Tensor))
     failure, declined = _disagreement(case, functions, fresh, expected)
     if not declined and case.pair is None:
         declined = declined_unasked(tritonite.overloads()[case.overload], sample.args, sample.kwargs)
@@ -207,13 +208,13 @@ def _disagreement(
     if case.pair is None and (op := tritonite.overloads()[case.overload]).family == "scan":
         scanned = sample.args[0].shape[sample.args[op.names.index("dim")]]
     if any(result is not None and (result.is_floating_point() or result.is_complex()) for result in expected):
-        reference = _results(REFERENCES.get(name, functions[ATEN]), sample.map(to_reference))
+        reference = _results(REFERENCES.get(name, functions[ATEN]), sample.map(to_reference), _written(case))
     for each, function in functions.items():
         if each is ATEN:
             continue
         before = totals()
         with each.scope(case.packet):
-            actual = _results(function, fresh())
+            actual = _results(function, fresh(), _written(case))
         if each is TRITONITE and case.pair is None:
             declined = _why_declined(before, totals())
         exacts = reference[:1] if reference and packet in CHOSEN else reference
@@ -244,9 +245,19 @@ def _why_declined(before: Counts, after: Counts) -> str:
     return "; ".join(reasons)
 
 
-def _results(function: Callable[..., Any], sample: Sample) -> list[torch.Tensor | None]:
-    """Return a call's results, flattened, with None for those that are no tensors."""
+def _written(case: Case) -> tuple[int, ...]:
+    """Return the indices of the arguments that the call writes."""
+    return () if case.pair is not None else tritonite.overloads()[case.overload].written
+
+
+def _results(function: Callable[..., Any], sample: Sample, written: Sequence[int] = ()) -> list[torch.Tensor | None]:
+    """Return a call's results, flattened, with None for those that are no tensors.
+
+    The results of a call that returns nothing are its `written` arguments.
+    """
     value = function(*sample.args, **sample.kwargs)
+    if value is None:
+        value = [sample.args[i] for i in written]
     return [each if isinstance(each, torch.Tensor) else None for each in pytree.tree_leaves(value)]
 
 

@@ -130,6 +130,7 @@ def bench(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences of a model's batch")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a model's prompt; default 512")] = None,
+    train: Annotated[bool, typer.Option(help="time a training step of --model: bert or llama")] = False,
     quick: Annotated[
         bool, typer.Option(help="only the operators that models run most, or a few shapes of --op")
     ] = False,
@@ -193,7 +194,14 @@ def bench(
     length = tokens or _prompt()
     passes = (
         models.measure(
-            name, (timing.ATEN, *providers), dtype=kind, batch=batch, tokens=length, tiny=tiny, rounds=rounds
+            name,
+            (timing.ATEN, *providers),
+            dtype=kind,
+            batch=batch,
+            tokens=length,
+            tiny=tiny,
+            train=train,
+            rounds=rounds,
         )
         for name in model or ()
         for kind in model_dtypes

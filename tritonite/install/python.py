@@ -138,7 +138,7 @@ def recordable(
 
     def as_symbol(value: Any, takes: bool, slot: SlotKind, index: tuple[int, int]) -> Any:
         if isinstance(value, torch.Tensor):
-            if slot is not SlotKind.PINNED and not value.dim() and value.device.type == "cpu":
+            if slot in (SlotKind.TYPE_ONLY, SlotKind.ZERO_OR_ONE) and not value.dim() and value.device.type == "cpu":
                 numbers[len(leaves)] = index
             leaves.append(value)
             return value

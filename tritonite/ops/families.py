@@ -16,6 +16,7 @@ FAMILIES = (
     "elementary",
     "embedding",
     "embedding_bag",
+    "foreach",
     "gamma",
     "histograms",
     "indexing",

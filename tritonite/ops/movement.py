@@ -14,7 +14,7 @@ from torch._prims_common import suggest_memory_format
 
 from tritonite.dtypes import COMPLEX, FLOATS, MOVED, NUMBERS
 from tritonite.engine.iteration import broadcast_shape, never_overlaps_itself, output_strides, span
-from tritonite.engine.lists import move_each
+from tritonite.engine.lists.pairs import move_each
 from tritonite.engine.movement import (
     check_conversion,
     check_placement,

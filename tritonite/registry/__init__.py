@@ -10,7 +10,7 @@
 """
 
 from tritonite.registry.declaration import Declaration, HostFunction, LibraryFormulas, declarations, exclude, excluded
-from tritonite.registry.declare import library_operator, operator, pointwise, scalar_kernel
+from tritonite.registry.declare import library_operator, operator, over_lists, pointwise, scalar_kernel
 from tritonite.registry.op import Op, library_op, overloads
 from tritonite.registry.schema import has_kernel, schemas
 
@@ -26,6 +26,7 @@ __all__ = [
     "library_op",
     "library_operator",
     "operator",
+    "over_lists",
     "overloads",
     "pointwise",
     "scalar_kernel",

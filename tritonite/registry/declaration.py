@@ -61,8 +61,10 @@ class Declaration:
         pinned: numbers on whose value the host function branches. Their value is in the key of a plan; of other numbers
             the key has the type only.
         pinned_zero_or_one: numbers of which the key also says whether they are 0 or 1.
+        read_on_host: tensor arguments on the CPU from which the host function reads numbers.
         lazy_bits: whether tensors with a lazy conjugation or negation are served; else such calls decline.
         cuda_only: overloads that ATen has on CUDA only.
+        prepare: a host function from ATen's arguments to the arguments of the first of `kernels`, or None.
         watched: whether the host function calls torch, so that a recorder has to see these calls.
         tensors_only: whether a number for a tensor argument declines the call.
         library: set for operators outside ATen.
@@ -79,11 +81,13 @@ class Declaration:
     method: str
     pinned: frozenset[str] = frozenset()
     pinned_zero_or_one: frozenset[str] = frozenset()
+    read_on_host: frozenset[str] = frozenset()
     lazy_bits: bool = False
     cuda_only: frozenset[str] = frozenset()
     watched: bool = True
     tensors_only: bool = False
     library: LibraryFormulas | None = None
+    prepare: Callable[..., Sequence[Any]] | None = None
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
         """Return whether a schema has this declaration's arguments, ignoring out= arguments."""

@@ -11,14 +11,18 @@ import triton
 
 from tritonite import dtypes
 from tritonite.dtypes import Promotion
+from tritonite.engine.lists.elementwise import Numbers, apply
 from tritonite.engine.pointwise.declare import Pointwise
-from tritonite.errors import InvalidDeclaration, did_you_mean
+from tritonite.errors import Decline, InvalidDeclaration, did_you_mean
 from tritonite.registry.declaration import Declaration, HostFunction, LibraryFormulas, declarations
 from tritonite.registry.schema import (
+    is_out,
     packet_names,
     python_name,
     schemas,
 )
+from tritonite.runtime import contract
+from tritonite.runtime.interpreter import reading_on_host
 
 
 def _roles(
@@ -106,6 +110,7 @@ def pointwise(
                 method=_first_line(formula),
                 pinned=frozenset((*pin, *(name for name, role in kernel.parameters.items() if role == "static"))),
                 watched=prepare is not None,
+                prepare=prepare,
                 **_arguments(prepare or formula),
             )
         )
@@ -168,6 +173,62 @@ def scalar_kernel(
         return Pointwise(formula.__name__.lstrip("_"), triton.jit(formula), roles, **settings)
 
     return declare
+
+
+def over_lists(*kernels: Pointwise) -> None:
+    """Declare `_foreach_<name>` for declared pointwise operators: each tensor of a list is computed by the formula.
+
+    The arguments of each overload, by their order, are those of the formula or of its `prepare`. An overload without
+    `alpha` has an alpha of 1.
+    """
+    for kernel in kernels:
+        (own,) = [declaration for declaration in declarations if declaration.kernels == (kernel,)]
+        packets = _forms([f"_foreach_{kernel.name}"])
+        named = {
+            tuple(argument.name for argument in schema.arguments if not is_out(argument)): schema
+            for packet in packets
+            for _, schema in schemas(packet)
+        }
+        for arguments in named:
+            declarations.append(_lists_declaration(own, packets, arguments))
+
+
+def _lists_declaration(own: Declaration, packets: tuple[str, ...], arguments: tuple[str, ...]) -> Declaration:
+    kernel = own.kernels[0]
+    missing = (1,) if "alpha" in own.arguments and "alpha" not in arguments else ()
+
+    def host(values: Sequence[Any], outs: Sequence[Any]) -> Sequence[Any]:
+        results = apply(kernel, [*map(_in_list, values), *missing], outs, own.prepare)
+        return () if outs else results
+
+    return Declaration(
+        packets=packets,
+        arguments=arguments,
+        optional=frozenset(),
+        host=host,
+        family="foreach",
+        kernels=(kernel,),
+        accepts=own.accepts,
+        promotion=own.promotion,
+        method=own.method,
+        read_on_host=frozenset(arguments) & {"scalars"},
+        pinned=frozenset(name for name, pinned in zip(arguments, own.arguments, strict=False) if pinned in own.pinned),
+    )
+
+
+def _in_list(value: Any) -> Any:
+    """Return an argument of a list operator as `apply` takes it: numbers as `Numbers`, from a CPU tensor, too."""
+    if isinstance(value, (list, tuple)):
+        return value if all([isinstance(item, torch.Tensor) for item in value]) else Numbers(value)
+    if isinstance(value, torch.Tensor) and value.dim():
+        if value.device.type != "cpu" or value.dim() != 1:
+            raise Decline(
+                f"numbers in a tensor of shape {tuple(value.shape)} on {value.device}; a CPU vector is served"
+            )
+        contract.unrepeatable("numbers in a tensor on the CPU")
+        with reading_on_host():
+            return Numbers(value.tolist())
+    return value
 
 
 def operator(

@@ -91,6 +91,8 @@ class Op:
         def kind(argument: Any) -> SlotKind:
             if not takes_numbers(argument) or argument.name in declaration.pinned:
                 return SlotKind.PINNED
+            if argument.name in declaration.read_on_host and argument.type.kind() == "TensorType":
+                return SlotKind.READ_ON_HOST
             return SlotKind.ZERO_OR_ONE if argument.name in declaration.pinned_zero_or_one else SlotKind.TYPE_ONLY
 
         return tuple(map(kind, self.schema.arguments))

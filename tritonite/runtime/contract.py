@@ -273,6 +273,15 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     return result
 
 
+def filling(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Return a context whose launches alone write a fresh tensor, from the call's arguments and numbers.
+
+    A replay uses the tensor of the one before again, without these launches, if it passes the same to them on the same
+    stream. No other launch may write the tensor, and it is no result.
+    """
+    return contextlib.nullcontext() if _local.recorder is None else _local.recorder.filling(tensor)
+
+
 def _set_bits(tensor: torch.Tensor, byte: int = 0xFF) -> None:
     storage = tensor.untyped_storage()
     if tensor.device.type == "cpu":

@@ -39,7 +39,7 @@ class LaunchStep(NamedTuple):
 
     `function` is the driver's handle, and `owner` the compiled kernel, which keeps the handle valid. In the interpreter
     `function` is None, and a replay calls `owner` with the parameters and the grid. `threads` is the size of a block,
-    `shared` its shared memory in bytes.
+    `shared` its shared memory in bytes. `fills` is the number of a `kept` buffer that the launch writes, or -1.
     """
 
     parameters: list[Parameter]
@@ -51,6 +51,7 @@ class LaunchStep(NamedTuple):
     cooperative: bool = False
     programmatic: bool = False
     owner: Any = None
+    fills: int = -1
 
 
 class View(NamedTuple):
@@ -86,12 +87,14 @@ class Buffer(NamedTuple):
     """Memory to allocate, with the dtype, device, sizes and strides of the tensor `like`.
 
     `sizes` and `strides` are given if some are data-dependent: each item is a number, or (index of a data-dependent
-    size,).
+    size,). A `kept` buffer is used again, without the launches that fill it, by the next replay on the same stream in
+    which their parameters are the same.
     """
 
     like: torch.Tensor
     sizes: tuple[Any, ...] | None = None
     strides: tuple[Any, ...] | None = None
+    kept: bool = False
 
 
 # A result of a call, one of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -70,6 +71,7 @@ class Recorder:
         self._slots: dict[Slot, int] = {}
         self._limited: list[Number] = []
         self._sizes = 0
+        self._fills = -1
         self._shortened: dict[int, tuple[Source, tuple[Any, ...]]] = {}
         self._held: dict[int, Drawn] = {}
 
@@ -92,6 +94,17 @@ class Recorder:
             self._plan.steps.append(CopyStep(self._view(destination), self._view(source)))
         except Unrecordable as error:
             self.unrecordable(str(error))
+
+    @contextlib.contextmanager
+    def filling(self, tensor: torch.Tensor) -> Iterator[None]:
+        """Note that the launches within the with block alone write a fresh tensor, from the call's arguments."""
+        number = self._sources[id(tensor)].number
+        self._plan.buffers[number] = self._plan.buffers[number]._replace(kept=True)
+        self._fills = number
+        try:
+            yield
+        finally:
+            self._fills = -1
 
     def refuses(self, reason: str) -> None:
         """Note that once a kernel refuses the data of a call, all later calls with its key go to ATen."""
@@ -211,7 +224,7 @@ class Recorder:
                     filled[i] = make(value)
                 host(filled, size)
 
-            self._plan.steps.append(LaunchStep([parameters[i] for i in holes], extents, owner=run))
+            self._plan.steps.append(LaunchStep([parameters[i] for i in holes], extents, owner=run, fills=self._fills))
             return
         if needs.profiled:
             raise Unrecordable("a kernel that a profiler has instrumented")
@@ -220,7 +233,7 @@ class Recorder:
             if extents != grid:
                 raise Unrecordable("a data-dependent grid for a kernel that needs scratch memory")
             scratch = self._scratch(needs.scratch * needs.clusters * math.prod(grid))
-        self._plan.steps.append(LaunchStep([*parameters, scratch, 0], extents, *needs.step, compiled))
+        self._plan.steps.append(LaunchStep([*parameters, scratch, 0], extents, *needs.step, compiled, self._fills))
 
     def _symbol(self, symbol: Symbol, kind: str) -> Parameter:
         """Return the launch parameter for a symbol; `kind` is the Triton type, or "" in the interpreter."""

@@ -16,12 +16,14 @@ class SlotKind(enum.IntEnum):
     """The part of an argument's number that a key holds, as in state.h of the native dispatcher.
 
     PINNED: its value, as for arguments that are not numbers. TYPE_ONLY: its type. ZERO_OR_ONE: its type, and whether it
-    is 0, 1 or neither.
+    is 0, 1 or neither. READ_ON_HOST: a tensor on the CPU from which the host function reads numbers; a call with one
+    has no key.
     """
 
     PINNED = 0
     TYPE_ONLY = 1
     ZERO_OR_ONE = 2
+    READ_ON_HOST = 3
 
 
 class Symbol:

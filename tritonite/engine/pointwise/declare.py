@@ -211,7 +211,15 @@ class Pointwise:
             for i, value in strided.items()
         ]
 
-    def _check_dtypes(
+    def check(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+        """Raise Decline if `run` would for these arguments, but write and allocate nothing."""
+        iteration = self.iteration(values, outs)
+        for position, limits in iteration.limits:
+            contract.limit(values[position], limits)
+        if outs and iteration.extents:
+            overlap.check(iteration.extents, values, outs)
+
+    def check_dtypes(
         self, outs: Sequence[torch.Tensor], results: Sequence[torch.dtype], operands: Sequence[torch.Tensor]
     ) -> None:
         """Decline outputs of another dtype than the results, unless the operator casts."""
@@ -307,7 +315,7 @@ class Pointwise:
         iteration.summary = {"common": typed.common, "compute": typed.compute, "results": results, "shape": shape}
 
         if outs:
-            self._check_dtypes(outs, results, tensors)
+            self.check_dtypes(outs, results, tensors)
             _check_outputs(outs, shape)
         else:
             if plain and (not typed.with_numbers or 1 not in shape):

@@ -192,7 +192,7 @@ def _merge_in_compiler(values, layout, _semantic=None):
 
 
 # Constants join the values only in the call: a tuple assigned to a name cannot hold None or a string.
-_with_constants = _merge if devices.current.interpreted else _merge_in_compiler
+with_constants = _merge if devices.current.interpreted else _merge_in_compiler
 
 
 @triton.jit
@@ -238,7 +238,7 @@ def _evaluate(
                 _masks(LAYOUT, _kinds(LAYOUT, False, i), MASKED),
             )
             values = values + (value.to(_via(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
-    results = fn(*_with_constants(values, LAYOUT))
+    results = fn(*with_constants(values, LAYOUT))
     if _count(LAYOUT, True) == 1:
         results = (results,)
     for i in tl.static_range(_count(LAYOUT, True)):

@@ -102,13 +102,17 @@ void pass_autograd(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   }
   std::vector<IValue> written;
   for (size_t i = 0; i < state.written.size(); ++i) {
-    if (state.written[i] && first[i].isTensor()) written.push_back(first[i]);
+    if (state.written[i] && (first[i].isTensor() || first[i].isTensorList())) written.push_back(first[i]);
   }
   at::AutoDispatchBelowAutograd below;
   handle.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
   // Lets autograd detect that a saved tensor has changed.
+  const auto bump = [](const at::Tensor& tensor) {
+    if (tensor.defined()) tensor.unsafeGetTensorImpl()->bump_version();
+  };
   for (const IValue& value : written) {
-    if (value.toTensor().defined()) value.toTensor().unsafeGetTensorImpl()->bump_version();
+    if (value.isTensor()) bump(value.toTensor());
+    else for (const IValue& item : value.toListRef()) bump(item.toTensor());
   }
 }
 

@@ -117,6 +117,7 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
     return true;
   }
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (slot == kReadOnHost && impl->is_cpu()) return false;
   if (impl->is_wrapped_number() && !impl->is_cpu()) {
     // ATen makes these itself. Promotion as a number would need a read from the device.
     call.declined = "a number on the device";

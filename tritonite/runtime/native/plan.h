@@ -5,9 +5,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <c10/core/Allocator.h>
@@ -88,6 +91,8 @@ struct Launch {
   std::vector<TensorMap> descriptors;
   // Whether a parameter is a seed or an offset of a draw.
   bool draws = false;
+  // The kept buffer that the launch fills, or -1.
+  int64_t fills = -1;
   // The compiled kernel, which unloads `function` when it is destroyed. Without a function: the Python function that
   // runs the kernel in the interpreter, on tensors and numbers. Released under the GIL only.
   PyObject* owner = nullptr;
@@ -109,6 +114,14 @@ struct Step {
   size_t count = 0;
 };
 
+// What a replay keeps for the next one: a buffer, the stream on which launches filled it, and their parameters.
+struct Kept {
+  std::mutex mutex;
+  void* stream = nullptr;
+  std::vector<uint64_t> parameters;
+  at::Tensor tensor;
+};
+
 struct Buffer {
   Integers sizes, strides;
   std::vector<DynamicExtent> dynamic_sizes, dynamic_strides;
@@ -117,6 +130,8 @@ struct Buffer {
   c10::ScalarType dtype = c10::ScalarType::Float;
   c10::Allocator* allocator = nullptr;
   c10::DispatchKeySet keys;
+  // Set for a buffer that the next replay may use again. Plans are constant, what they keep is not.
+  std::shared_ptr<Kept> kept;
 };
 
 struct Result {

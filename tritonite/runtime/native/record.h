@@ -147,6 +147,7 @@ Launch launch_of(const py::handle& described) {
     launch.draws |= launch.parameters.back().kind == Parameter::kDrawn;
   }
   launch.owner = py::object(described.attr("owner")).release().ptr();
+  launch.fills = described.attr("fills").cast<int64_t>();
   return launch;
 }
 
@@ -202,6 +203,7 @@ Buffer buffer_of(const py::handle& described) {
     read_extents(sizes, buffer.sizes, buffer.dynamic_sizes, buffer.sizes_needed);
     read_extents(described.attr("strides"), buffer.strides, buffer.dynamic_strides, buffer.sizes_needed);
   }
+  if (described.attr("kept").cast<bool>()) buffer.kept = std::make_shared<Kept>();
   buffer.dtype = like.scalar_type();
   buffer.allocator = like.storage().allocator();
   TORCH_CHECK(buffer.allocator, "tritonite: a tensor without an allocator cannot be a buffer of a plan");

@@ -103,12 +103,12 @@ struct Replay {
     }
   }
 
-  // Allocates the buffers whose sizes are known by now.
+  // Allocates the buffers whose sizes are known by now, except those that `fill_or_reuse` provides.
   void allocate() {
     buffers.resize(plan.buffers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
       const Buffer& buffer = plan.buffers[i];
-      if (buffers[i].defined() || buffer.sizes_needed > sizes.size()) continue;
+      if (buffers[i].defined() || buffer.kept || buffer.sizes_needed > sizes.size()) continue;
       if (buffer.sizes_needed == 0) {
         buffers[i] = at::detail::empty_strided_generic(
             buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype);
@@ -180,6 +180,60 @@ struct Replay {
     return "tritonite: launching the kernel of " + state.space + "::" + state.name + " failed: ";
   }
 
+  // Returns the bits of a parameter that is no tensor descriptor.
+  uint64_t bits_of_parameter(const Parameter& parameter) const {
+    switch (parameter.kind) {
+      case Parameter::kPointer: return address(parameter.source);
+      case Parameter::kSlot: return bits_of_slot(parameter);
+      case Parameter::kDrawn: return drawn[parameter.index];
+      case Parameter::kSize: return sizes[parameter.index];
+      default: return parameter.bits;
+    }
+  }
+
+  // Provides the kept buffer that steps from `first` on fill: the last replay's if the steps would write the same on
+  // the same stream, else a new one. While a CUDA graph is captured nothing is kept, because the graph's replays need
+  // the buffer to stay as it is.
+  void fill_or_reuse(size_t first) {
+    const auto number = static_cast<size_t>(plan.steps[first].launch.fills);
+    const Buffer& buffer = plan.buffers[number];
+    std::vector<uint64_t> parameters;
+    size_t last = first;
+    for (; last < plan.steps.size() && plan.steps[last].launch.fills == plan.steps[first].launch.fills; ++last) {
+      for (const Parameter& parameter : plan.steps[last].launch.parameters) {
+        const bool own = parameter.kind == Parameter::kPointer && parameter.source.buffer && parameter.source.index == number;
+        parameters.push_back(own ? 0 : bits_of_parameter(parameter));
+      }
+    }
+    const bool on_device = !plan.device.is_cpu();
+    void* stream = on_device ? driver().stream(plan.device.index()) : nullptr;
+    const bool keeps = !on_device || !driver().is_capturing(plan.device.index());
+    if (keeps) {
+      std::lock_guard<std::mutex> lock(buffer.kept->mutex);
+      if (buffer.kept->tensor.defined() && buffer.kept->stream == stream && buffer.kept->parameters == parameters) {
+        buffers[number] = buffer.kept->tensor;
+        return;
+      }
+    }
+    buffers[number] =
+        at::detail::empty_strided_generic(buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype);
+    if (poison.load(std::memory_order_relaxed)) fill(buffers[number], 0xff);
+    for (size_t i = first; i < last; ++i) run_launch(plan.steps[i].launch);
+    if (!keeps) return;
+    at::Tensor replaced = buffers[number];
+    {
+      std::lock_guard<std::mutex> lock(buffer.kept->mutex);
+      buffer.kept->stream = stream;
+      buffer.kept->parameters.swap(parameters);
+      std::swap(buffer.kept->tensor, replaced);
+    }
+  }
+
+  void run_launch(const Launch& own) const {
+    if (own.function) launch(own);
+    else launch_on_host(own);
+  }
+
   void launch(const Launch& launch) const {
     c10::SmallVector<uint64_t, 48> values;
     c10::SmallVector<void*, 48> pointers;
@@ -189,19 +243,13 @@ struct Replay {
     for (size_t i = 0; i < launch.parameters.size(); ++i) {
       const Parameter& parameter = launch.parameters[i];
       pointers[i] = &values[i];
-      switch (parameter.kind) {
-        case Parameter::kPointer: values[i] = address(parameter.source); break;
-        case Parameter::kConstant: values[i] = parameter.bits; break;
-        case Parameter::kSlot: values[i] = bits_of_slot(parameter); break;
-        case Parameter::kDrawn: values[i] = drawn[parameter.index]; break;
-        case Parameter::kSize: values[i] = sizes[parameter.index]; break;
-        case Parameter::kDescriptor: {
-          TensorMap* map = &descriptors[parameter.index];
-          pointers[i] = map;
-          check(driver().replace_address(map, reinterpret_cast<void*>(address(parameter.source))));
-          break;
-        }
+      if (parameter.kind != Parameter::kDescriptor) {
+        values[i] = bits_of_parameter(parameter);
+        continue;
       }
+      TensorMap* map = &descriptors[parameter.index];
+      pointers[i] = map;
+      check(driver().replace_address(map, reinterpret_cast<void*>(address(parameter.source))));
     }
     LaunchConfig config = config_of(launch);
     if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return;
@@ -256,12 +304,13 @@ struct Replay {
     c10::OptionalDeviceGuard guard;
     if (!plan.device.is_cpu()) guard.reset_device(plan.device);
     allocate();
-    for (const Step& step : plan.steps) {
+    for (size_t i = 0; i < plan.steps.size(); ++i) {
+      const Step& step = plan.steps[i];
       switch (step.kind) {
         case Step::kLaunch:
           if (step.launch.draws) draw(*stack, arguments);
-          if (step.launch.function) launch(step.launch);
-          else launch_on_host(step.launch);
+          if (step.launch.fills < 0) run_launch(step.launch);
+          else if (!buffers[step.launch.fills].defined()) fill_or_reuse(i);
           break;
         case Step::kZero: fill(base(step.to.source), 0); break;
         case Step::kCopy: copy(step); break;

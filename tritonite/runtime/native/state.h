@@ -21,8 +21,8 @@ namespace {
 using Words = c10::SmallVector<uint64_t, 64>;
 
 // How much of a number in an argument a key holds, as in symbols.py: its value, its type, or its type and whether it is
-// 0, 1 or neither.
-enum SlotKind : uint8_t { kPinned = 0, kTypeOnly = 1, kZeroOrOne = 2 };
+// 0, 1 or neither. A call with a CPU tensor that the host function reads has no key.
+enum SlotKind : uint8_t { kPinned = 0, kTypeOnly = 1, kZeroOrOne = 2, kReadOnHost = 3 };
 
 struct Entry {
   uint64_t hash;

@@ -16,6 +16,7 @@ for _engine in (
     "gemm",
     "histogram",
     "indexing",
+    "lists",
     "rows",
     "searching",
     "sorting",
