@@ -159,7 +159,7 @@ def _both_extrema(a_min, a_max, b_min, b_max):
     return minimum_nan(a_min, b_min), maximum_nan(a_max, b_max)
 
 
-_amax = Reduction(lowest, same, maximum_nan, only)
+largest = Reduction(lowest, same, maximum_nan, only)
 _amin = Reduction(highest, same, minimum_nan, only)
 # No prefetch of the next block: its registers would cost a program per multiprocessor. regressions:
 # aminmax_without_prefetch
@@ -183,7 +183,7 @@ def _extremum(reduction, self, dim, keepdim, outs):
 
 @operator("amax", accepts=ALL)
 def amax(self, dim=None, keepdim=False, outs=()):
-    return _extremum(_amax, self, dim, keepdim, outs)
+    return _extremum(largest, self, dim, keepdim, outs)
 
 
 @operator("amin", accepts=ALL)
@@ -249,7 +249,7 @@ _argmin = Reduction(highest, _with_index, first_smallest, _index, (None, INDEX),
 @operator("max", accepts=ALL)
 def max(self, dim=None, keepdim=False, outs=()):
     if dim is None:
-        return _extremum(_amax, self, None, False, outs)
+        return _extremum(largest, self, None, False, outs)
     return _extremum(_max, self, dim, keepdim, outs)
 
 
@@ -479,7 +479,7 @@ def std_mean(self, dim=None, correction=None, keepdim=False, outs=()):
 
 
 @triton.jit
-def _absolute(x):
+def absolute(x):
     return tl.abs(x)
 
 
@@ -510,28 +510,33 @@ def inverse_power(state, count, ord):
 
 _NORMS = {
     0.0: Reduction((0.0,), _one_if_nonzero, add_states, only),
-    1.0: Reduction((0.0,), _absolute, add_states, only),
+    1.0: Reduction((0.0,), absolute, add_states, only),
     2.0: Reduction((0.0,), square, add_states, root),
-    math.inf: Reduction((0.0,), _absolute, maximum_nan, only),
-    -math.inf: Reduction((math.inf,), _absolute, minimum_nan, only),
+    math.inf: Reduction((0.0,), absolute, maximum_nan, only),
+    -math.inf: Reduction((math.inf,), absolute, minimum_nan, only),
 }
 _any_norm = Reduction((0.0,), power, add_states, inverse_power, parametric=True)
 
 
-def _vector_norm(self, ord, dim, keepdim, dtype, outs):
-    dtype = dtype or self.dtype
+def norm_of(self, ord, dtype, one_element):
+    """Return (reduction, its numbers) of a norm in `dtype`, of single elements if `one_element`; may decline."""
     if dtype not in FLOATS or self.dtype not in FLOATS or torch.promote_types(dtype, self.dtype) is not dtype:
         raise Decline(f"dtype {dtype}")
     if isinstance(ord, complex) or math.isnan(ord):
         raise Decline(f"ord is {ord}; it has to be real and not nan")
-    one_element = math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and (self.dim() > 0 or not dim)
     if one_element and float(ord) not in _NORMS:
         # The norm of one element is its absolute value in ATen; a power and its root would round.
         ord = 1
     if not self.numel() and not 0 <= ord < 2**16:
         raise Decline(f"ord is {ord} for an empty tensor; it has to be in [0, {2**16})")
     reduction = _NORMS.get(float(ord), _any_norm)
-    numbers = (float(ord),) if reduction is _any_norm else ()
+    return reduction, (float(ord),) if reduction is _any_norm else ()
+
+
+def _vector_norm(self, ord, dim, keepdim, dtype, outs):
+    dtype = dtype or self.dtype
+    one_element = math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and (self.dim() > 0 or not dim)
+    reduction, numbers = norm_of(self, ord, dtype, one_element)
     return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype), numbers=numbers)
 
 
