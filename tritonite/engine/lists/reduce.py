@@ -12,7 +12,6 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import common_device, is_dense, never_overlaps_itself, output_strides, power_of_2, span
 from tritonite.engine.lists.reduce_kernels import (
     INPUTS,
-    RESULTS,
     ReduceListMeta,
     combine_all,
     combine_list,
@@ -29,8 +28,10 @@ from tritonite.runtime.contract import empty, empty_strided, settings
 _WAVES = 4
 # The most blocks of a program.
 _MOST_STEPS = 16
-# Elements of the largest block, and partial states that a program combines at a time.
-_BLOCK, _STATES = 2048, 256
+# Elements of the largest block.
+_BLOCK = 2048
+# Partial states that a program combines at a time, where no tensor has more, and where one has.
+_FEW_STATES, _MANY_STATES = 32, 256
 # Partial states that the one program of a whole list's reduction combines at a time.
 _STATES_OF_ALL = 1024
 
@@ -96,12 +97,14 @@ def reduce_each(
         own = [tensors[i] for i in members]
         block, steps = _blocks([x.numel() for x in own])
         table = Table([x.numel() for x in own], block * steps)
-        assert table.add_tensors(own) == INPUTS.value
-        assert table.add_tensors([results[i] for i in members]) == RESULTS.value
+        # Rows INPUTS and RESULTS.
+        table.add_tensors(own)
+        table.add_tensors([results[i] for i in members])
         written = table.write(device)
         partial = empty((table.programs,), kind.task.compute, device)
         _reduce(kind, table, written, partial, 0, block, steps)
-        meta = kind.task.meta(block=_STATES, result=TRITON_DTYPES[kind.task.result])
+        few = max([x.numel() for x in own]) <= block * steps * _FEW_STATES
+        meta = kind.task.meta(block=_FEW_STATES if few else _MANY_STATES, result=TRITON_DTYPES[kind.task.result])
         combine_list[(table.count,)](written, partial, table.count, kind.task.number or 0.0, META=meta, num_warps=1)
     return results
 
@@ -125,7 +128,6 @@ def clip_by_total(tensors: Sequence[torch.Tensor], task: Task, limit: float) -> 
         block, steps = _blocks([x.numel() for x in members])
         table = Table([x.numel() for x in members], block * steps)
         table.add_tensors(members)
-        table.add_tensors(members)
         tables.append((kind, table, table.write(device), programs, block, steps))
         programs += table.programs
     partial = empty((programs,), task.compute, device)
@@ -136,7 +138,7 @@ def clip_by_total(tensors: Sequence[torch.Tensor], task: Task, limit: float) -> 
     size = sum([x.numel() for x in tensors])
     combine_all[(1,)](partial, total, factor, programs, size, task.number or 0.0, limit, META=meta, num_warps=4)
     for kind, table, written, _, block, steps in tables:
-        _scale(kind.memory, kind.aligned, table, written, factor, None, block, steps)
+        _scale(kind.memory, kind.aligned, table, INPUTS.value, written, factor, None, block, steps)
     return total
 
 
@@ -170,9 +172,10 @@ def scale_each(
         sizes = [source.numel() for source, _ in members]
         block, steps = _blocks(sizes)
         table = Table(sizes, block * steps)
-        table.add_tensors([source for source, _ in members])
-        table.add_tensors([target for _, target in members])
-        _scale(memory, aligned, table, table.write(device), factor, flag, block, steps)
+        row = table.add_tensors([source for source, _ in members])
+        if not all([source is target for source, target in members]):
+            row = table.add_tensors([target for _, target in members])
+        _scale(memory, aligned, table, row, table.write(device), factor, flag, block, steps)
     for target, out in copied:
         move(target, out)
 
@@ -202,13 +205,14 @@ def _scale(
     memory: torch.dtype,
     aligned: bool,
     table: Table,
+    row: int,
     written: torch.Tensor,
     factor: torch.Tensor,
     flag: torch.Tensor | None,
     block: int,
     steps: int,
 ) -> None:
-    """Launch `scale_list` for a table."""
+    """Launch `scale_list` for a table whose row `row` has the results' addresses."""
     if not table.programs:
         return
     compute = torch.float64 if memory is torch.float64 else torch.float32
@@ -218,6 +222,7 @@ def _scale(
         COMPUTE=TRITON_DTYPES[compute],
         ALIGNED=aligned,
         BLOCK=block,
+        ROW=row,
         num_warps=devices.current.num_warps,
     )
 

@@ -190,17 +190,18 @@ def scale_list(
     COMPUTE: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """Multiply `steps` blocks of one tensor by the element of `factor`.
 
-    The result's address is the tensor's in row RESULTS of the table. An element that is inf or nan sets the element of
+    Row ROW of the table has the addresses of the results. An element that is inf or nan sets the element of
     `flag`, unless that is None, to 1. Several programs may store this same value.
     """
     wait_for_previous_launch()
     tensor, chunk = find_tensor(table, count, search_steps, tl.program_id(0))
     size = tl.load(table + SIZES * count + tensor)
     source = tl.load(table + INPUTS * count + tensor).to(_pointer(MEMORY))
-    target = tl.load(table + RESULTS * count + tensor).to(_pointer(MEMORY))
+    target = tl.load(table + ROW * count + tensor).to(_pointer(MEMORY))
     if ALIGNED:
         source, target = tl.multiple_of(source, 16), tl.multiple_of(target, 16)
     by = tl.load(factor).to(COMPUTE)
@@ -219,4 +220,4 @@ def scale_list(
         unbounded = unbounded | ((tl.abs(values) < float("inf")) == 0)
         tl.store(target + offset, (values * by).to(MEMORY), mask=offset < size)
     if flag is not None:
-        tl.store(flag + tl.zeros((BLOCK,), tl.int32), tl.full((BLOCK,), 1.0, flag.dtype.element_ty), mask=unbounded)
+        tl.store(flag, 1.0, mask=tl.max(unbounded.to(tl.int32), 0) > 0)
