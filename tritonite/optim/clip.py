@@ -21,6 +21,7 @@ from tritonite.install import library, override
 from tritonite.ops.conditional import clamp
 from tritonite.ops.reduction import norm_of
 from tritonite.registry import library_operator
+from tritonite.runtime.contract import Settings, settings
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -111,17 +112,16 @@ def _in_memory(gradients: list[torch.Tensor]) -> bool:
     return bool(gradients) and all([type(x) in _PLAIN and x.layout is torch.strided for x in gradients])
 
 
-@functools.lru_cache(maxsize=1)
-def _scope() -> Any:
-    """Return the scope of the operators in `_BY_TORCH`."""
-    return override.use_gems(include=[name for name in registry.overloads() if name.partition(".")[0] in _BY_TORCH])
+@functools.lru_cache(maxsize=4)
+def _scope(settings: Settings) -> Any:
+    """Return the scope of the operators in `_BY_TORCH`, with these settings."""
+    included = [name for name in registry.overloads() if name.partition(".")[0] in _BY_TORCH]
+    return override.use_gems(include=included, **settings._asdict())
 
 
 def _by_torch(clip: Callable[[], Any]) -> Any:
-    """Clip by a function of torch.nn.utils, with kernels for what it calls, unless the user has chosen operators."""
-    if override.registered():
-        return clip()
-    with _scope():
+    """Clip by a function of torch.nn.utils, with kernels for the operators that the function calls."""
+    with _scope(settings()):
         return clip()
 
 
