@@ -154,12 +154,11 @@ def test_complex_lists_go_to_aten(device):
 
 def test_norms_of_more_tensors_than_a_launch_writes_addresses_of(device):
     """Addresses and sizes of 130 tensors are more numbers than one launch of `write_table` takes."""
-    for count in (130, 600 if FULL else 130):
-        xs = [torch.full((i % 3 + 1,), float(i), device=device) for i in range(count)]
-        expected = torch._foreach_norm(xs, 1)
-        with calls_through("native"), tritonite.use_gems():
-            same(torch._foreach_norm(xs, 1), expected)
-            same(torch._foreach_norm(xs[::-1], 1), expected[::-1])
+    xs = [torch.full((i % 3 + 1,), float(i), device=device) for i in range(600 if FULL else 130)]
+    expected = torch._foreach_norm(xs, 1)
+    with calls_through("native"), tritonite.use_gems():
+        same(torch._foreach_norm(xs, 1), expected)
+        same(torch._foreach_norm(xs[::-1], 1), expected[::-1])
 
 
 def test_partial_states_are_combined_in_one_order(device, monkeypatch):
@@ -167,11 +166,11 @@ def test_partial_states_are_combined_in_one_order(device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, programs=1))
     monkeypatch.setattr(reduce, "_BLOCK", 64)
     monkeypatch.setattr(reduce, "_WAVES", 6)
-    monkeypatch.setattr(reduce, "_FEW_STATES", 8)
-    monkeypatch.setattr(reduce, "_MANY_STATES", 8)
-    xs = [torch.randn(2000, device=device), torch.randn(10, device=device), torch.randn(600, device=device).half()]
+    monkeypatch.setattr(reduce, "_FEW_STATES", (2, 4))
+    monkeypatch.setattr(reduce, "_MANY_STATES", (1, 8))
+    xs = [torch.randn(3000, device=device), torch.randn(10, device=device), torch.randn(600, device=device).half()]
     block, steps = reduce._blocks([x.numel() for x in xs])
-    assert steps > 1 and block * steps * reduce._MANY_STATES / 4 < 2000
+    assert steps > 1 and block * steps < 3000 / 8
     for ord in (1, 2, 3.0, math.inf):
         expected = torch._foreach_norm(xs, ord)
         with tritonite.use_gems():

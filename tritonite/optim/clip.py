@@ -8,7 +8,7 @@ import math
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,7 +23,7 @@ from tritonite.ops.reduction import norm_of
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import Settings, settings
 
-Tensors = torch.Tensor | Iterable[torch.Tensor]
+Tensors: TypeAlias = torch.Tensor | Iterable[torch.Tensor]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Operators that torch.nn.utils calls, for gradients that the operators of this module do not serve.
 _BY_TORCH = (

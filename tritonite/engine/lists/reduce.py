@@ -30,8 +30,9 @@ _WAVES = 4
 _MOST_STEPS = 16
 # Elements of the largest block.
 _BLOCK = 2048
-# Partial states that a program combines at a time, where no tensor has more, and where one has.
-_FEW_STATES, _MANY_STATES = 32, 256
+# Tensors of a program, and partial states of each that are combined at a time: where no tensor has more, and where one
+# has.
+_FEW_STATES, _MANY_STATES = (16, 32), (1, 256)
 # Partial states that the one program of a whole list's reduction combines at a time.
 _STATES_OF_ALL = 1024
 
@@ -103,9 +104,11 @@ def reduce_each(
         written = table.write(device)
         partial = empty((table.programs,), kind.task.compute, device)
         _reduce(kind, table, written, partial, 0, block, steps)
-        few = max([x.numel() for x in own]) <= block * steps * _FEW_STATES
-        meta = kind.task.meta(block=_FEW_STATES if few else _MANY_STATES, result=TRITON_DTYPES[kind.task.result])
-        combine_list[(table.count,)](written, partial, table.count, kind.task.number or 0.0, META=meta, num_warps=1)
+        few = max([x.numel() for x in own]) <= block * steps * _FEW_STATES[1]
+        rows, states = _FEW_STATES if few else _MANY_STATES
+        meta = kind.task.meta(block=states, rows=rows, result=TRITON_DTYPES[kind.task.result])
+        programs = -(-table.count // rows)
+        combine_list[(programs,)](written, partial, table.count, kind.task.number or 0.0, META=meta, num_warps=1)
     return results
 
 

@@ -15,7 +15,7 @@ from tritonite.engine.lists.kernels import find_tensor
 from tritonite.engine.lists.table import SIZES
 from tritonite.language.math import minimum_nan
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.reduce import reduce_all
+from tritonite.language.reduce import reduce_all, reduce_rows
 from tritonite.runtime.libentry import libentry
 
 # The rows of addresses in the table of a reduction: the list's tensors, and the results, if each tensor has one.
@@ -32,10 +32,11 @@ class ReduceListMeta:
     Attributes:
         leaf, combine, project, init: those of a `Reduction` whose state is one value.
         compute: the Triton dtype of a state in registers; in memory it may be wider.
-        block: the elements, or states, that a program loads at a time.
+        block: the elements, or states of a tensor, that a program loads at a time.
         memory: the Triton dtype of the tensors' elements, for kernels that read them.
         result: the Triton dtype of results in memory, for kernels that write them.
         leaf_number, number: whether `leaf` and `project` take the call's number.
+        rows: the tensors whose states a program combines.
         aligned: whether all addresses are multiples of 16 bytes.
     """
 
@@ -49,6 +50,7 @@ class ReduceListMeta:
     result: Any = None
     leaf_number: bool = False
     number: bool = False
+    rows: int = 1
     aligned: bool = False
 
     @functools.cached_property
@@ -96,9 +98,8 @@ def _states_between(partial, begin, end, META: tl.constexpr):
 
 
 @triton.jit
-def _projected(state, size, number, META: tl.constexpr):
-    """Return the result of a state of `size` elements."""
-    count = tl.full((1,), size, tl.float64)
+def _projected(state, count, number, META: tl.constexpr):
+    """Return the results of states of `count` elements."""
     if META.number:
         result = META.project(state, count, tl.full((1,), number, tl.float64))
     else:
@@ -149,16 +150,24 @@ def reduce_list(
 @libentry()
 @triton.jit(do_not_specialize=["count"])
 def combine_list(table, partial, count, number: tl.float64, META: tl.constexpr):
-    """Combine the partial states of one tensor, and store its result at the address that the table has."""
+    """Combine the partial states of each of `rows` tensors, and store the results at the addresses in the table."""
     wait_for_previous_launch()
-    tensor = tl.program_id(0)
-    end = tl.load(table + tensor)
-    begin = tl.load(table + tensor - 1, mask=tensor > 0, other=0)
-    state = _states_between(partial, begin.to(tl.int32), end.to(tl.int32), META)
-    size = tl.load(table + SIZES * count + tensor)
-    address = tl.load(table + RESULTS * count + tensor).to(_pointer(META.result))
-    result = _projected(state, size, number, META).to(META.result)
-    tl.store(address + tl.arange(0, 1), result)
+    tensor = tl.program_id(0) * META.rows + tl.arange(0, META.rows)
+    valid = tensor < count
+    end = tl.load(table + tensor, mask=valid, other=0)
+    begin = tl.load(table + tensor - 1, mask=valid & (tensor > 0), other=0)
+    begin = tl.where(valid, begin, 0)
+    state = tl.full((META.rows, META.block), META.init, META.compute)
+    for start in range(0, tl.max(end - begin, 0).to(tl.int32), META.block):
+        offset = begin[:, None] + (start + tl.arange(0, META.block))[None, :]
+        mask = offset < end[:, None]
+        coming = tl.load(partial + offset, mask=mask, other=0).to(META.compute)
+        state = META.combine(state, tl.where(mask, coming, META.init).to(META.compute))
+    reduced = reduce_rows((state,), META.combine)[0]
+    size = tl.load(table + SIZES * count + tensor, mask=valid, other=1)
+    result = _projected(reduced, size.to(tl.float64), number, META).to(META.result)
+    address = tl.load(table + RESULTS * count + tensor, mask=valid, other=0).to(_pointer(META.result))
+    tl.store(address, result, mask=valid)
 
 
 @libentry()
@@ -170,7 +179,7 @@ def combine_all(partial, total, factor, count, size, number: tl.float64, limit: 
     """
     wait_for_previous_launch()
     state = _states_between(partial, 0, count, META)
-    result = _projected(state, size, number, META).to(META.result)
+    result = _projected(state, tl.full((1,), size, tl.float64), number, META).to(META.result)
     lane = tl.arange(0, 1)
     tl.store(total + lane, result)
     quotient = tl.full((1,), limit, tl.float64) / (result.to(tl.float64) + 1e-6)
