@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tritonite import registry
+from tritonite import devices, registry
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.lists.elementwise import apply
 from tritonite.engine.lists.reduce import Task, clip_by_total
@@ -75,7 +75,7 @@ def clip_grad_norm_(
             total: torch.Tensor = torch.ops.tritonite.clip_grad_norm_(gradients, float(max_norm), float(norm_type))
             return total
     clip = torch.nn.utils.clip_grad_norm_
-    return _by_torch(lambda: clip(parameters, max_norm, norm_type, error_if_nonfinite, foreach))
+    return _by_torch(gradients, lambda: clip(parameters, max_norm, norm_type, error_if_nonfinite, foreach))
 
 
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
@@ -93,7 +93,7 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
         with contextlib.suppress(Unsupported), torch.no_grad():
             torch.ops.tritonite.clip_grad_value_(gradients, -limit, limit)
             return
-    _by_torch(lambda: torch.nn.utils.clip_grad_value_(parameters, clip_value, foreach))
+    _by_torch(gradients, lambda: torch.nn.utils.clip_grad_value_(parameters, clip_value, foreach))
 
 
 def _listed(parameters: Tensors, warn: bool = False) -> list[torch.Tensor]:
@@ -108,8 +108,11 @@ def _listed(parameters: Tensors, warn: bool = False) -> list[torch.Tensor]:
 
 
 def _in_memory(gradients: list[torch.Tensor]) -> bool:
-    """Return whether there are gradients, and all are strided tensors without a subclass."""
-    return bool(gradients) and all([type(x) in _PLAIN and x.layout is torch.strided for x in gradients])
+    """Return whether there are gradients, and all are strided tensors on the device, without a subclass."""
+    kind = devices.current.type if devices.current.dispatch_key else None
+    return bool(gradients) and all(
+        [type(x) in _PLAIN and x.layout is torch.strided and x.device.type == kind for x in gradients]
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -119,8 +122,10 @@ def _scope(settings: Settings) -> Any:
     return override.use_gems(include=included, **settings._asdict())
 
 
-def _by_torch(clip: Callable[[], Any]) -> Any:
-    """Clip by a function of torch.nn.utils, with kernels for the operators that the function calls."""
+def _by_torch(gradients: list[torch.Tensor], clip: Callable[[], Any]) -> Any:
+    """Clip by a function of torch.nn.utils, which runs kernels if a gradient is on the device."""
+    if not devices.current.dispatch_key or not any([x.device.type == devices.current.type for x in gradients]):
+        return clip()
     with _scope(settings()):
         return clip()
 
