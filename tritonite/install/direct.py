@@ -64,13 +64,24 @@ class Serving(OpaqueMode):
         op = registry.overloads().get(name)
         if op is not None and not torch._C._len_torch_dispatch_stack() and in_memory((*args, *kwargs.values())):
             with contextlib.suppress(Decline):
-                return op(*args, **kwargs)
+                result = op(*args, **kwargs)
+                increment_versions_of_lists(op, args, kwargs)
+                return result
         return func(*args, **kwargs)
 
 
 def increment_versions(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Increment autograd's version counters of the arguments that a call has written, as the dispatcher would."""
-    for i in op.written:
+    _increment(op, op.written, args, kwargs)
+
+
+def increment_versions_of_lists(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Increment the version counters that ATen's kernel would, for a call that has passed through the dispatcher."""
+    _increment(op, op.versioned, args, kwargs)
+
+
+def _increment(op: Op, written: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for i in written:
         value = args[i] if i < len(args) else kwargs.get(op.schema.arguments[i].name)
         if value is not None:
             increment_version(value)

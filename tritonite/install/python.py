@@ -12,6 +12,7 @@ from torch.autograd import profiler
 
 from tritonite import devices
 from tritonite.errors import Decline, Unsupported
+from tritonite.install import direct
 from tritonite.registry import Op
 from tritonite.runtime import contract, stats
 from tritonite.runtime.contract import Settings, is_capturing, under
@@ -69,6 +70,8 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
                 raise Unsupported(name=op.overload, reason=decline.reason) from None
             return aten(args, kwargs)
         count_launch()
+        if op.versioned:
+            direct.increment_versions_of_lists(op, args, kwargs)
         return result
 
     return call
@@ -121,6 +124,8 @@ def recording(op: Op) -> Callable[[list[Any], int], tuple[Any, ...]]:
             return "declined", decline.reason, decline.lasting
         plan = recorder.plan(results)
         counts.count_launch()
+        if op.versioned:
+            direct.increment_versions_of_lists(op, tuple(values), {})
         if recorder.reason:
             counts.count_unrecordable(recorder.reason)
         return "ran", op.plain(results), plan

@@ -2,6 +2,7 @@
 
 FAMILIES = (
     "activation",
+    "amp",
     "arithmetic",
     "attention",
     "batch_norm",
@@ -17,6 +18,7 @@ FAMILIES = (
     "embedding",
     "embedding_bag",
     "foreach",
+    "foreach_reduction",
     "gamma",
     "histograms",
     "indexing",

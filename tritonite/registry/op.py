@@ -84,6 +84,14 @@ class Op:
         return bool(self.written) or "running_mean" in self.names
 
     @functools.cached_property
+    def versioned(self) -> tuple[int, ...]:
+        """Indices of the written lists whose version counters ATen's kernel increments.
+
+        For `_foreach_` operators PyTorch leaves that to the kernel. For tensors it increments them before the kernel.
+        """
+        return self.written if self.overload.startswith("_foreach_") else ()
+
+    @functools.cached_property
     def slots(self) -> tuple[SlotKind, ...]:
         """For each argument of the schema, how much of a number in it a key holds."""
         declaration = self.declaration

@@ -32,7 +32,7 @@ def _both_extrema(a_min, a_max, b_min, b_max):
     return minimum_nan(a_min, b_min), maximum_nan(a_max, b_max)
 
 
-_amax = Reduction(lowest, same, maximum_nan, only)
+largest = Reduction(lowest, same, maximum_nan, only)
 _amin = Reduction(highest, same, minimum_nan, only)
 # No prefetch of the next block: its registers would cost a program per multiprocessor. regressions:
 # aminmax_without_prefetch
@@ -56,7 +56,7 @@ def _extremum(reduction, self, dim, keepdim, outs):
 
 @operator("amax", accepts=ALL)
 def amax(self, dim=None, keepdim=False, outs=()):
-    return _extremum(_amax, self, dim, keepdim, outs)
+    return _extremum(largest, self, dim, keepdim, outs)
 
 
 @operator("amin", accepts=ALL)
@@ -122,7 +122,7 @@ _argmin = Reduction(highest, _with_index, first_smallest, _index, (None, INDEX),
 @operator("max", accepts=ALL)
 def max(self, dim=None, keepdim=False, outs=()):
     if dim is None:
-        return _extremum(_amax, self, None, False, outs)
+        return _extremum(largest, self, None, False, outs)
     return _extremum(_max, self, dim, keepdim, outs)
 
 

@@ -18,7 +18,7 @@ from tritonite.registry import operator
 
 
 @triton.jit
-def _absolute(x):
+def absolute(x):
     return tl.abs(x)
 
 
@@ -49,28 +49,33 @@ def inverse_power(state, count, ord):
 
 _NORMS = {
     0.0: Reduction((0.0,), _one_if_nonzero, add_states, only),
-    1.0: Reduction((0.0,), _absolute, add_states, only),
+    1.0: Reduction((0.0,), absolute, add_states, only),
     2.0: Reduction((0.0,), square, add_states, root),
-    math.inf: Reduction((0.0,), _absolute, maximum_nan, only),
-    -math.inf: Reduction((math.inf,), _absolute, minimum_nan, only),
+    math.inf: Reduction((0.0,), absolute, maximum_nan, only),
+    -math.inf: Reduction((math.inf,), absolute, minimum_nan, only),
 }
 _any_norm = Reduction((0.0,), power, add_states, inverse_power, parametric=True)
 
 
-def _vector_norm(self, ord, dim, keepdim, dtype, outs):
-    dtype = dtype or self.dtype
+def norm_of(self, ord, dtype, one_element):
+    """Return (reduction, its numbers) of a norm in `dtype`, of single elements if `one_element`; may decline."""
     if dtype not in FLOATS or self.dtype not in FLOATS or torch.promote_types(dtype, self.dtype) is not dtype:
         raise Decline(f"dtype {dtype}")
     if isinstance(ord, complex) or math.isnan(ord):
         raise Decline(f"ord is {ord}; it has to be real and not nan")
-    one_element = math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and (self.dim() > 0 or not dim)
     if one_element and float(ord) not in _NORMS:
         # The norm of one element is its absolute value in ATen; a power and its root would round.
         ord = 1
     if not self.numel() and not 0 <= ord < 2**16:
         raise Decline(f"ord is {ord} for an empty tensor; it has to be in [0, {2**16})")
     reduction = _NORMS.get(float(ord), _any_norm)
-    numbers = (float(ord),) if reduction is _any_norm else ()
+    return reduction, (float(ord),) if reduction is _any_norm else ()
+
+
+def _vector_norm(self, ord, dim, keepdim, dtype, outs):
+    dtype = dtype or self.dtype
+    one_element = math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and (self.dim() > 0 or not dim)
+    reduction, numbers = norm_of(self, ord, dtype, one_element)
     return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype), numbers=numbers)
 
 

@@ -65,6 +65,11 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
     if (!reason) {
       try {
         const ProfiledRange range(state);
+        if (state.versions) {
+          for (const auto& leaf : call.leaves) {
+            if (leaf.written && leaf.tensor) leaf.tensor->unsafeGetTensorImpl()->bump_version();
+          }
+        }
         replay.run(stack, arguments);
         state.replayed.fetch_add(1, std::memory_order_relaxed);
         return;
@@ -160,6 +165,7 @@ void declare(
   state->tensor = flags<bool>(tensors);
   state->written = flags<bool>(written);
   state->slots = flags<uint8_t>(slots);
+  state->versions = state->is_atens() && own.rfind("_foreach_", 0) == 0;
   state->record = callable.release().ptr();
   static std::atomic<uint64_t> always{1};
   static size_t declared = 0;

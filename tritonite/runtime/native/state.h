@@ -45,6 +45,8 @@ struct State {
   c10::DispatchKey key = c10::DispatchKey::CUDA;
   // By argument: whether it is a tensor or a list of tensors, and whether the operator writes it.
   std::vector<bool> tensor, written;
+  // Whether the kernel increments version counters of written lists, which PyTorch leaves to _foreach_ kernels.
+  bool versions = false;
   // By argument: the SlotKind.
   std::vector<uint8_t> slots;
   // The word and the bit of the switch: set if the operator is in the selection in force, else ATen's kernel runs.
