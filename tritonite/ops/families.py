@@ -17,6 +17,7 @@ FAMILIES = (
     "embedding",
     "embedding_bag",
     "foreach",
+    "fused_optimizers",
     "gamma",
     "histograms",
     "indexing",
