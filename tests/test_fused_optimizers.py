@@ -74,7 +74,7 @@ def _close(ours, aten):
         torch.testing.assert_close(own, other, **TOLERANCES[own.dtype])
 
 
-@pytest.mark.parametrize(("case", "dtype"), some(CASES, DTYPES, turns=2))
+@pytest.mark.parametrize(("case", "dtype"), some(CASES, DTYPES))
 def test_twenty_steps_are_atens(case, dtype, device, path):
     name, options = case
     make, overload = OPTIMIZERS[name]

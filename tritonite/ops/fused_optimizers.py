@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.dtypes import FLOATS, Promotion
 from tritonite.engine.iteration import is_dense, same_strides
 from tritonite.engine.lists.elementwise import Elements, apply
@@ -254,15 +255,19 @@ def _check(lists: dict[str, Sequence[torch.Tensor]], others: dict[str, Any]) -> 
             raise Decline(f"{name} of {x.numel()} elements of {x.dtype} on {x.device}; one of float32 is served")
     lr = others["lr"]
     if isinstance(lr, torch.Tensor):
-        if lr.numel() != 1 or (lr.device.type != "cpu" and lr.dtype is not torch.float32):
-            raise Decline(f"lr of {lr.numel()} elements of {lr.dtype} on {lr.device}; one of float32 is served")
-        if not lr.dtype.is_floating_point and lr.device == device:
-            raise Decline(f"lr of {lr.dtype}")
+        on_host = lr.device.type == "cpu"
+        # A tensor on the host counts as a number if it has no dimensions; ATen reads any other one as float32.
+        if lr.numel() != 1 or (lr.device != device and (lr.dim() or not on_host)):
+            raise Decline(f"lr of {lr.numel()} elements on {lr.device}; one on {device} is served")
+        if (lr.dtype not in FLOATS and lr.device == device) or (not on_host and lr.dtype is not torch.float32):
+            raise Decline(f"lr of {lr.dtype}; torch.float32 is served")
 
 
 def _scalar(value: Any) -> Any:
-    """Return a tensor of one element without dimensions, or another value unchanged."""
-    return value.view(()) if isinstance(value, torch.Tensor) and value.dim() and value.numel() == 1 else value
+    """Return a tensor of one element on the device in use without dimensions, or another value unchanged."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.numel() != 1:
+        return value
+    return value.view(()) if value.device.type == devices.current.type else value
 
 
 def _steps(state_steps: Sequence[torch.Tensor]) -> Elements:

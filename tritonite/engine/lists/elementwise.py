@@ -55,7 +55,7 @@ class _Kind(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """One tensor of each list: its number in the lists, the formula's arguments, its outputs if given, and the roles."""
+    """One tensor of each list: its number in the lists, the formula's arguments, its outputs, if given, and the arguments' roles."""
 
     number: int
     values: tuple[Any, ...]

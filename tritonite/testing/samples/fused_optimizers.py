@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tritonite import devices
+from tritonite import devices, dtypes
 from tritonite.engine.iteration import is_dense
 from tritonite.registry import Op, overloads
 from tritonite.testing.samples import facts
@@ -63,15 +63,34 @@ def _like(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x).copy_(values)
 
 
+@facts.drawn(*PACKETS)
+def _like_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return gradients and states of the parameters' shapes: ATen reads those of a CPU by the parameters' sizes."""
+    drawn = [x for x in arguments["self"] if x.layout is torch.strided and x.dtype in dtypes.FLOATS]
+    tensors = [x for x in drawn if x.dtype is drawn[0].dtype and is_dense(x.shape, x.stride())]
+    given = _states(tensors or [torch.ones(3, device=devices.current.type)]) or {}
+    found = arguments | {name: given[name] for name in arguments if name in given}
+    if isinstance(found["lr"], torch.Tensor) and found["lr"].numel() != 1:
+        found["lr"] = facts.TENSORS["lr"](found["lr"])
+    # Kernels serve the factors that torch.optim accepts.
+    return found | {name: 0.9 for name in ("beta1", "beta2") if name in found and not 0 <= found[name] <= 1}
+
+
 def _in_float64(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Return what ATen's CPU kernel of an overload returns or writes. A `grad_scale` and `found_inf` stay float32."""
-    args, kwargs = pytree.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, (args, kwargs))
+    """Return the results of an overload by ATen's CPU kernel, or the written arguments and the outputs by name.
+
+    A `grad_scale` and `found_inf` stay float32.
+    """
+    host_args, host = pytree.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, (args, kwargs))
     for single in ("grad_scale", "found_inf"):
-        if kwargs.get(single) is not None:
-            kwargs[single] = kwargs[single].float()
-    outs = {"out": list(map(torch.empty_like, args[0]))} if name.endswith("out") else {}
+        if host.get(single) is not None:
+            host[single] = host[single].float()
+    outs = {"out": list(map(torch.empty_like, host_args[0]))} if name.endswith("out") else {}
     packet, _, overload = name.partition(".")
-    results = getattr(getattr(torch.ops.aten, packet), overload or "default")(*args, **kwargs, **outs)
+    results = getattr(getattr(torch.ops.aten, packet), overload or "default")(*host_args, **host, **outs)
+    for own, computed in zip(pytree.tree_leaves(args), pytree.tree_leaves(host_args), strict=True):
+        if isinstance(own, torch.Tensor) and own is not computed:
+            own.copy_(computed)
     return (args, outs) if results is None else results
 
 
