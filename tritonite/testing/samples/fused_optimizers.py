@@ -73,7 +73,8 @@ def _like_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
     if isinstance(found["lr"], torch.Tensor) and found["lr"].numel() != 1:
         found["lr"] = facts.TENSORS["lr"](found["lr"])
     # Kernels serve the factors that torch.optim accepts.
-    return found | {name: 0.9 for name in ("beta1", "beta2") if name in found and not 0 <= found[name] <= 1}
+    betas = [name for name in ("beta1", "beta2") if isinstance(found.get(name), float)]
+    return found | {name: 0.9 for name in betas if not 0 <= found[name] <= 1}
 
 
 def _in_float64(name: str, *args: Any, **kwargs: Any) -> Any:
