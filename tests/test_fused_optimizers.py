@@ -419,3 +419,22 @@ def test_a_declined_step_is_atens(device, path):
     for own, other in zip(given, expected, strict=True):
         assert all(map(torch.equal, own, other))
     assert sum(totals().declined.values()) == 1
+
+
+@pytest.mark.skipif(tritonite.device != "cuda", reason="CUDA graphs")
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_cuda_graph_captures_a_step(make, device):
+    rate = torch.tensor(0.02, device=device)
+    ours, aten = (
+        make(_parameters(torch.float32, device), lr=rate, fused=True, capturable=True, amsgrad=True) for _ in range(2)
+    )
+    _stepped(aten, [0] * 5)
+    parameters = _stepped(ours, [0] * 2, serving=True)
+    _gradients(parameters, 0)
+    graph = torch.cuda.CUDAGraph()
+    with tritonite.use_gems(include="*"), torch.cuda.graph(graph):
+        ours.step()
+    for _ in range(3):
+        graph.replay()
+    _close(parameters, aten.param_groups[0]["params"])
+    _close(_states(ours), _states(aten))
