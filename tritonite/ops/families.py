@@ -19,6 +19,7 @@ FAMILIES = (
     "embedding_bag",
     "foreach",
     "foreach_reduction",
+    "fused_optimizers",
     "gamma",
     "histograms",
     "indexing",

@@ -10,8 +10,9 @@ from tritonite.engine.lists.reduce import Task, reduce_each
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
-from tritonite.ops.reduction.extrema import largest
+from tritonite.ops.reduction.extrema import comparable, largest
 from tritonite.ops.reduction.norms import absolute, norm_of, power, square
+from tritonite.ops.reduction.sums import only
 from tritonite.registry import operator, schemas
 
 

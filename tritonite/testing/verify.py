@@ -181,7 +181,7 @@ def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
 
 def _exact(function: Any, op: Op, sample: Any, template: Any) -> Any:
     """Return the result of the family's reference, which has no outputs, or else of ATen."""
-    reference = REFERENCES.get(op.packet)
+    reference = REFERENCES.get(op.overload, REFERENCES.get(op.packet))
     if reference is None:
         return _call(function, op, sample, template)
     copied = sample.map(_clone)

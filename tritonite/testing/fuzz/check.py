@@ -164,7 +164,7 @@ def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> 
             continue
         if exact is None:
             exact = _flat(outcome_in_float64(call)) or [None] * len(aten)
-            if call.op.packet in REFERENCES:
+            if _reference_of(call) is not None:
                 # References do not update running statistics.
                 exact = [x if k < len(aten) - len(_untold(call)) else None for k, x in enumerate(exact)]
         failure = _judged(call, a, b, exact[i] if i < len(exact) else None)
@@ -182,16 +182,24 @@ def outcome_in_float64(call: Call) -> Outcome:
 
 def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
     wide = call.map(functools.partial(to_reference, integers=integers))
-    function = REFERENCES.get(call.op.packet)
+    function = _reference_of(call)
     if function is None:
         return outcome(wide)
     # The conversion copies no float64 tensor, and references write running statistics.
     wide = wide.map(Copies())
     try:
         given = {name: x for name, x in wide.arguments.items() if name not in call.op.out_names}
-        return Outcome(function(*[given.pop(name) for name in call.op.names[: call.op.positional]], **given), wide)
+        result = function(*[given.pop(name) for name in call.op.names[: call.op.positional]], **given)
+        if call.op.schema.returns:
+            return Outcome(result, wide)
+        # The reference of an overload without results writes arguments, and returns outputs by name.
+        return Outcome(None, Call(call.op, wide.arguments | result[1]))
     except Exception as error:  # noqa: BLE001 - without a reference ATen's result is used
         return Outcome(error, wide)
+
+
+def _reference_of(call: Call) -> Callable[..., Any] | None:
+    return REFERENCES.get(call.op.overload, REFERENCES.get(call.op.packet))
 
 
 def _flat(outcome: Outcome) -> list[Any]:

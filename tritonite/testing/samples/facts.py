@@ -38,7 +38,8 @@ INTEGERS: dict[str, int] = {"dim": -1, "bins": 5}
 OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 # By overload: the values of its flags, where these are not False and True.
 FLAGS: dict[str, tuple[bool, ...]] = {}
-# By operator: computes the float64 result where ATen does not.
+# By overload or operator: computes the float64 result where ATen does not. For an overload without results it writes
+# the arguments, and returns them and the outputs by name.
 REFERENCES: dict[str, Callable[..., Any]] = {}
 # By operator: the indices of results that ATen leaves uninitialised. Only dtype, shape and device are compared.
 UNWRITTEN: dict[str, tuple[int, ...]] = {}
