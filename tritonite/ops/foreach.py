@@ -1,7 +1,83 @@
-"""Operators over lists of tensors that compute each tensor by a pointwise formula."""
+"""Operators over lists of tensors that compute each tensor by a pointwise formula, and copies of lists."""
 
-from tritonite.ops import arithmetic
-from tritonite.registry import over_lists
+from __future__ import annotations
 
-over_lists(arithmetic.add, arithmetic.sub, arithmetic.mul, arithmetic.div, arithmetic.reciprocal, arithmetic.neg)
-over_lists(arithmetic.pow, arithmetic.addcmul, arithmetic.addcdiv, arithmetic.lerp, arithmetic.abs)
+import torch
+
+from tritonite.dtypes import MOVED, TRITON_DTYPES
+from tritonite.engine.lists.elementwise import Numbers, apply
+from tritonite.engine.movement import check_conversion, check_memory, convert, strides_like, words
+from tritonite.errors import Decline
+from tritonite.ops import arithmetic, conditional, elementary, gamma, rounding
+from tritonite.registry import operator, over_lists
+from tritonite.runtime.contract import empty_strided
+
+over_lists(arithmetic.add, arithmetic.sub, arithmetic.mul, arithmetic.div, arithmetic.pow)
+over_lists(arithmetic.addcmul, arithmetic.addcdiv, arithmetic.lerp)
+over_lists(arithmetic.abs, arithmetic.neg, arithmetic.reciprocal)
+over_lists(rounding.ceil, rounding.floor, rounding.trunc, rounding.round, rounding.frac, rounding.sign)
+over_lists(elementary.exp, elementary.expm1, elementary.log, elementary.log10, elementary.log1p, elementary.log2)
+over_lists(elementary.sqrt, elementary.rsqrt, elementary.sigmoid, elementary.erf, elementary.erfc, gamma.lgamma)
+over_lists(elementary.sin, elementary.cos, elementary.tan, elementary.asin, elementary.acos, elementary.atan)
+over_lists(elementary.sinh, elementary.cosh, elementary.tanh)
+# ATen has one formula for each pair of names.
+over_lists(conditional.clamp_min)
+over_lists(conditional.clamp_min, name="maximum")
+over_lists(conditional.clamp_max)
+over_lists(conditional.clamp_max, name="minimum")
+over_lists(conditional.zero)
+
+
+def _copy_each(sources, destinations):
+    """Copy each source to the destination at its index, in one launch for each pair of dtypes."""
+    if len(sources) != len(destinations):
+        raise Decline(f"lists of {len(sources)} and {len(destinations)} tensors")
+    read, to, written = [], Numbers(), []
+    for source, destination in zip(sources, destinations, strict=True):
+        if source is destination:
+            continue
+        check_conversion(source.dtype, destination.dtype)
+        if source.is_complex() != destination.is_complex():
+            raise Decline(f"conversion from {source.dtype} to {destination.dtype} in a list")
+        check_memory(source)
+        if source.dtype is destination.dtype:
+            # Bits are moved, because a conversion would change some of those of a nan.
+            source, destination = words(source), words(destination)
+        elif source.is_complex():
+            source, destination = torch.view_as_real(source), torch.view_as_real(destination)
+        read.append(source)
+        written.append(destination)
+        to.append(TRITON_DTYPES[destination.dtype])
+    if read:
+        apply(convert, (read, to), (written,))
+
+
+def _destinations(like, memory_format, outs):
+    """Return the given outputs, or allocate a tensor with the strides of a copy of each tensor of a list."""
+    if outs and outs[0] is like:
+        return like
+    strides = [strides_like(x, memory_format) for x in like]
+    if not outs:
+        each = zip(like, strides, strict=True)
+        return [empty_strided(x.shape, own, x.dtype, x.device) for x, own in each]
+    (given,) = outs
+    for x, out in zip(like, given, strict=False):
+        if out.dtype is not x.dtype or out.shape != x.shape:
+            raise Decline(
+                f"output has shape {tuple(out.shape)} and dtype {out.dtype}, the result {tuple(x.shape)} and {x.dtype}"
+            )
+    return given
+
+
+@operator("_foreach_copy", accepts=MOVED)
+def _foreach_copy(self, src, non_blocking, outs=()):
+    destinations = _destinations(self, None, outs)
+    _copy_each(src, destinations)
+    return () if outs else (destinations,)
+
+
+@operator("_foreach_clone", accepts=MOVED)
+def _foreach_clone(self, memory_format, outs=()):
+    destinations = _destinations(self, memory_format, outs)
+    _copy_each(self, destinations)
+    return () if outs else (destinations,)

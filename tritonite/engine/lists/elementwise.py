@@ -55,7 +55,7 @@ class _Kind(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """One tensor of each list: its number in the lists, the formula's arguments, its outputs, if given, and the arguments' roles."""
+    """One tensor of each list: its index, the formula's arguments, its outputs, if given, and the arguments' roles."""
 
     number: int
     values: tuple[Any, ...]
@@ -65,6 +65,10 @@ class _Item(NamedTuple):
     def tensors(self) -> list[torch.Tensor]:
         """Return the arguments that are read element by element."""
         return [value for value, role in zip(self.values, self.roles, strict=True) if role == "tensors"]
+
+    def elements(self) -> list[torch.Tensor]:
+        """Return the arguments of which the first element alone is read."""
+        return [value for value, role in zip(self.values, self.roles, strict=True) if role == "elements"]
 
 
 def apply(
@@ -164,6 +168,8 @@ def _kind_of(item: _Item) -> _Kind | None:
             kinds.append(number_type(value))
     dense = [*item.tensors(), *item.outs]
     first = dense[0]
+    if any([x.device.type != devices.current.type for x in (*item.tensors(), *item.elements())]):
+        return None
     if not first.numel() or not (first.is_contiguous() or is_dense(first.shape, first.stride())):
         return None
     if not all([x.shape == first.shape and same_strides(x.shape, x.stride(), first.stride()) for x in dense]):
