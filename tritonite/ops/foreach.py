@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tritonite.dtypes import MOVED, TRITON_DTYPES
+from tritonite.engine.iteration import never_overlaps_itself
 from tritonite.engine.lists.elementwise import Numbers, apply
 from tritonite.engine.movement import check_conversion, check_memory, convert, strides_like, words
 from tritonite.errors import Decline
@@ -40,6 +41,8 @@ def _copy_each(sources, destinations):
         if source.is_complex() != destination.is_complex():
             raise Decline(f"conversion from {source.dtype} to {destination.dtype} in a list")
         check_memory(source)
+        if source.shape != destination.shape:
+            source = _broadcast(source, destination.shape)
         if source.dtype is destination.dtype:
             # Bits are moved, because a conversion would change some of those of a nan.
             source, destination = words(source), words(destination)
@@ -52,11 +55,15 @@ def _copy_each(sources, destinations):
         apply(convert, (read, to), (written,))
 
 
-def _destinations(like, memory_format, outs):
-    """Return the given outputs, or allocate a tensor with the strides of a copy of each tensor of a list."""
-    if outs and outs[0] is like:
-        return like
-    strides = [strides_like(x, memory_format) for x in like]
+def _broadcast(source, shape):
+    try:
+        return source.expand(shape)
+    except RuntimeError:
+        raise Decline(f"shape {tuple(source.shape)} does not broadcast to {tuple(shape)}") from None
+
+
+def _destinations(like, strides, outs):
+    """Return the given outputs, or allocate a tensor with these strides for each tensor of a list."""
     if not outs:
         each = zip(like, strides, strict=True)
         return [empty_strided(x.shape, own, x.dtype, x.device) for x, own in each]
@@ -71,13 +78,16 @@ def _destinations(like, memory_format, outs):
 
 @operator("_foreach_copy", accepts=MOVED)
 def _foreach_copy(self, src, non_blocking, outs=()):
-    destinations = _destinations(self, None, outs)
+    """Copy each source, in the dtype of the tensor at its index; fresh results have the strides of `self`."""
+    if not outs and not all([never_overlaps_itself(x.shape, x.stride()) for x in self]):
+        raise Decline("a tensor with strides that overlap")
+    destinations = _destinations(self, [x.stride() for x in self], outs)
     _copy_each(src, destinations)
     return () if outs else (destinations,)
 
 
 @operator("_foreach_clone", accepts=MOVED)
 def _foreach_clone(self, memory_format, outs=()):
-    destinations = _destinations(self, memory_format, outs)
+    destinations = _destinations(self, [strides_like(x, memory_format) for x in self], outs)
     _copy_each(self, destinations)
     return () if outs else (destinations,)

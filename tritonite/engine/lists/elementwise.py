@@ -12,7 +12,15 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.iteration import common_device, contiguous_strides, is_dense, power_of_2, same_strides, span
+from tritonite.engine.iteration import (
+    common_device,
+    contiguous_strides,
+    is_dense,
+    never_overlaps_itself,
+    power_of_2,
+    same_strides,
+    span,
+)
 from tritonite.engine.lists.kernels import ListLayout, ListOperand, elementwise_list
 from tritonite.engine.lists.table import Table
 from tritonite.engine.pointwise.declare import Pointwise
@@ -130,7 +138,7 @@ def apply(
             _check(kernel, typed, members)
             prepared.append((kind, typed, members))
     for item in alone:
-        kernel.check(item.values, item.outs)
+        kernel.check(item.values, _without_overlap(item.outs))
     results: list[tuple[torch.Tensor, ...]] = [item.outs for item in items]
     for kind, typed, members in prepared:
         for member in members:
@@ -138,8 +146,21 @@ def apply(
                 results[member.number] = _allocated(kernel, typed, member, device)
         _launch(typed, members, [results[member.number] for member in members], kind, device)
     for item in alone:
-        results[item.number] = kernel.run(item.values, item.outs)
+        found = kernel.run(item.values, _without_overlap(item.outs))
+        results[item.number] = item.outs or found
     return [list(column) for column in zip(*results, strict=True)]
+
+
+def _without_overlap(outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return the outputs, with row-major strides where there are no elements and strides would overlap."""
+    return tuple(
+        [
+            x
+            if x.numel() or never_overlaps_itself(x.shape, x.stride())
+            else x.as_strided(x.shape, contiguous_strides(x.shape))
+            for x in outs
+        ]
+    )
 
 
 def _role(value: Any, shared: set[int], elements: set[int], numbers: Sequence[Any]) -> str:
