@@ -409,8 +409,7 @@ class Drawer:
 
     def _changed(self, argument: Any, value: Any) -> Any:
         if isinstance(value, list) and value and isinstance(value[0], torch.Tensor) and self._chance(0.8):
-            i = self.random.randrange(len(value))
-            return [*value[:i], self._changed_tensor(value[i]), *value[i + 1 :]]
+            return self._changed_list(value)
         if self.unchecked and argument.name == "offsets" and isinstance(value, torch.Tensor) and value.numel():
             return self._offsets(value)
         if self.unchecked:
@@ -422,6 +421,11 @@ class Drawer:
         if not isinstance(value, torch.Tensor) or self._chance(0.2):
             return self._argument(argument)
         return self._changed_tensor(value)
+
+    def _changed_list(self, value: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a list with one tensor changed."""
+        i = self.random.randrange(len(value))
+        return [*value[:i], self._changed_tensor(value[i]), *value[i + 1 :]]
 
     def _changed_tensor(self, value: torch.Tensor) -> torch.Tensor:
         """Return a tensor in another layout or dtype, with other elements, without elements, or of another shape."""
@@ -476,7 +480,7 @@ class Drawer:
                 outs[name] = [self._tensor(tuple(x.shape), x.dtype) for x in kept]
                 if outs[name] and self.op.family in LISTS and self._chance(0.3):
                     first = next(value for value in call.arguments.values() if isinstance(value, list))
-                    outs[name] = self._changed(None, outs[name]) if self._chance(0.5) else list(first)
+                    outs[name] = self._changed_list(outs[name]) if self._chance(0.5) else list(first)
                 continue
             if "List" in str(next(a for a in self.op.schema.arguments if a.name == name).type):
                 outs[name] = []
