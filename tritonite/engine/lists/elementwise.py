@@ -176,13 +176,16 @@ def _role(value: Any, shared: set[int], elements: set[int], numbers: Sequence[An
 def _kind_of(item: _Item) -> _Kind | None:
     """Return the kind of a tensor's launch, or None for a tensor without elements, or that is not read in order."""
     kinds: list[Kind] = []
+    # Tensors of one dtype promote alike with and without dimensions, and can share a launch.
+    several = len({value.dtype for value in item.values if isinstance(value, torch.Tensor)}) > 1
     for value, role in zip(item.values, item.roles, strict=True):
         if role == "tensors":
-            kinds.append(TensorKind(value.dtype, not value.dim(), False))
+            kinds.append(TensorKind(value.dtype, several and not value.dim(), False))
         elif role == "elements":
-            kinds.append(TensorKind(value.dtype, True, False))
+            kinds.append(TensorKind(value.dtype, several, False))
         elif role == "tensor":
-            kinds.append(TensorKind(value.dtype, not value.dim(), value.device.type != devices.current.type))
+            item_of_host = value.device.type != devices.current.type
+            kinds.append(TensorKind(value.dtype, not value.dim() and (several or item_of_host), item_of_host))
         elif role == "constant":
             kinds.append(ConstantKind(type(value), value))
         else:
