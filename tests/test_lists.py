@@ -8,6 +8,7 @@ import torch
 import tritonite
 from tritonite import devices
 from tritonite.engine.lists import table
+from tritonite.ops import aten
 from tritonite.registry import overloads
 from tritonite.runtime.recorder import record
 from tritonite.testing.samples.foreach import placed
@@ -48,9 +49,9 @@ def compare(function, *args, **kwargs):
         actual = function(*actual_args, **kwargs)
     if expected is None:
         expected, actual = expected_args[0], actual_args[0]
-    for ours, aten in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, aten, equal_nan=True)
-        assert ours.stride() == aten.stride()
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+        assert ours.stride() == theirs.stride()
 
 
 def test_mixed_sizes_take_one_launch(device):
@@ -153,6 +154,21 @@ def test_a_tensor_for_all_and_numbers_in_a_vector(device):
     compare(torch._foreach_div_, xs, torch.tensor(4.0, dtype=torch.float64, device=device))
     compare(torch._foreach_addcdiv, xs, ys, [y + 5 for y in ys], torch.arange(float(len(xs))))
     assert served("_foreach_addcdiv.Tensor") == served("_foreach_div_.Tensor") == 1
+
+
+def test_powers_on_a_gpu_take_no_roots_where_one_launch_computes_all(device, monkeypatch):
+    xs = [torch.tensor([-float("inf"), -0.0, 4.0], device=device) for _ in range(2)]
+    monkeypatch.setattr(aten, "on_gpu", lambda: True)
+    with tritonite.use_gems():
+        assert torch._foreach_pow(xs, 0.5)[0].tolist() == [float("inf"), 0.0, 2.0]
+        assert str(torch._foreach_pow([xs[0], xs[1].double()], 0.5)[0].tolist()) == "[nan, -0.0, 2.0]"
+    assert served("_foreach_pow.Scalar") == 2
+
+
+def test_numbers_that_are_equal_to_alpha_share_the_launch(device):
+    found = kernels("_foreach_add.ScalarList", tensors(*SHAPES), [1, 2, 1, 4, 5, 1, 7, 8])
+    # The numbers are floats, and are written by a launch of their own.
+    assert found == ["write_table", "write_table", "elementwise_list"]
 
 
 @pytest.mark.parametrize("name", ["maximum", "minimum", "clamp_min", "clamp_max"])

@@ -5,15 +5,37 @@ from __future__ import annotations
 import torch
 
 from tritonite.dtypes import MOVED, TRITON_DTYPES
-from tritonite.engine.iteration import never_overlaps_itself
+from tritonite.engine.iteration import is_dense, never_overlaps_itself
 from tritonite.engine.lists.elementwise import Numbers, apply
 from tritonite.engine.movement import check_conversion, check_memory, convert, strides_like, words
 from tritonite.errors import Decline
-from tritonite.ops import arithmetic, conditional, elementary, gamma, rounding
+from tritonite.ops import arithmetic, aten, conditional, elementary, gamma, rounding
 from tritonite.registry import operator, over_lists
 from tritonite.runtime.contract import empty_strided
 
-over_lists(arithmetic.add, arithmetic.sub, arithmetic.mul, arithmetic.div, arithmetic.pow)
+over_lists(arithmetic.add, arithmetic.sub, arithmetic.mul, arithmetic.div)
+
+
+def _powers(values):
+    """Return the function that prepares the arguments of `pow` for each tensor.
+
+    On a GPU ATen takes roots for an exponent of 0.5 or -0.5 tensor by tensor alone, and not where one launch computes
+    all tensors of floats: pow(-inf, 0.5) is inf there.
+    """
+    tensors = [x for value in values if isinstance(value, (list, tuple)) for x in value if isinstance(x, torch.Tensor)]
+    one_dtype = len({x.dtype for x in tensors}) == 1 and tensors[0].is_floating_point()
+    together = one_dtype and all([is_dense(x.shape, x.stride()) for x in tensors])
+    if not (aten.on_gpu() and together):
+        return arithmetic.power_arguments
+
+    def prepare(self, exponent):
+        taken = isinstance(exponent, float) and exponent in (0.5, -0.5)
+        return (self, exponent, None) if taken else arithmetic.power_arguments(self, exponent)
+
+    return prepare
+
+
+over_lists(arithmetic.pow, prepare=_powers)
 over_lists(arithmetic.addcmul, arithmetic.addcdiv, arithmetic.lerp)
 over_lists(arithmetic.abs, arithmetic.neg, arithmetic.reciprocal)
 over_lists(rounding.ceil, rounding.floor, rounding.trunc, rounding.round, rounding.frac, rounding.sign)

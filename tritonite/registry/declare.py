@@ -175,11 +175,19 @@ def scalar_kernel(
     return declare
 
 
-def over_lists(*kernels: Pointwise, name: str = "") -> None:
+PrepareLists = Callable[[Sequence[Any]], Callable[..., Sequence[Any]]]
+
+
+def over_lists(*kernels: Pointwise, name: str = "", prepare: PrepareLists | None = None) -> None:
     """Declare `_foreach_<name>` for declared pointwise operators: each tensor of a list is computed by the formula.
 
     The arguments of each overload, by their order, are those of the formula or of its `prepare`. An overload without
-    `alpha` has an alpha of 1. `name` is that of the list operator, by default the kernel's.
+    `alpha` has an alpha of 1.
+
+    Args:
+        name: the name of the list operator, by default the kernel's.
+        prepare: a function from the arguments of a call over lists to the function that prepares those of each tensor,
+            if it is not that of the pointwise operator.
     """
     for kernel in kernels:
         own = next(declaration for declaration in declarations if declaration.kernels == (kernel,))
@@ -193,11 +201,15 @@ def over_lists(*kernels: Pointwise, name: str = "") -> None:
         for arguments in sorted(kinds):
             by_names.setdefault(tuple(n for n, _ in arguments), set()).add(tuple(kind for _, kind in arguments))
         for names, types in by_names.items():
-            declarations.append(_lists_declaration(own, packets, names, types))
+            declarations.append(_lists_declaration(own, packets, names, types, prepare))
 
 
 def _lists_declaration(
-    own: Declaration, packets: tuple[str, ...], arguments: tuple[str, ...], types: set[tuple[str, ...]]
+    own: Declaration,
+    packets: tuple[str, ...],
+    arguments: tuple[str, ...],
+    types: set[tuple[str, ...]],
+    prepare: PrepareLists | None,
 ) -> Declaration:
     """Return the declaration of the overloads with these arguments, which have `types` in one of them each."""
     kernel = own.kernels[0]
@@ -211,7 +223,7 @@ def _lists_declaration(
         given = [_in_list(value, vector) for value, vector in zip(values, vectors, strict=True)]
         if outs and outs[0] is not values[0]:
             _check_outputs(outs[0], given)
-        results = apply(kernel, [*given, *missing], outs, own.prepare)
+        results = apply(kernel, [*given, *missing], outs, prepare(values) if prepare else own.prepare)
         return () if outs else results
 
     return Declaration(

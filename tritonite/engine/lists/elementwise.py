@@ -112,10 +112,12 @@ def apply(
         given = [value[i] if isinstance(value, (list, tuple)) else value for value in values]
         own = [value[i] for value in values if isinstance(value, Numbers)]
         called = tuple(prepare(*given) if prepare else given)
+        # The call's argument at each position, if `prepare` has left it there.
+        sources = [values[j] if j < len(given) and value is given[j] else None for j, value in enumerate(called)]
         roles = tuple(
             [
-                "constant" if value is None or role == "static" else _role(value, shared, elements, own)
-                for value, role in zip(called, kernel.parameters.values(), strict=True)
+                "constant" if value is None or role == "static" else _role(value, source, shared, elements, own)
+                for value, source, role in zip(called, sources, kernel.parameters.values(), strict=True)
             ]
         )
         items.append(_Item(i, called, tuple([out[i] for out in outs]), roles))
@@ -163,13 +165,18 @@ def _without_overlap(outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]
     )
 
 
-def _role(value: Any, shared: set[int], elements: set[int], numbers: Sequence[Any]) -> str:
+def _role(value: Any, source: Any, shared: set[int], elements: set[int], numbers: Sequence[Any]) -> str:
     """Return the kind of a formula's argument, as `ListOperand` names it.
 
-    `shared` and `elements` are the ids of tensors for all tensors and of `Elements`, `numbers` those of the tensor.
+    Args:
+        source: the argument of the call that has the value or is the value; None if `prepare` made or moved the value.
+        shared, elements: the ids of tensors for all tensors and of `Elements`.
+        numbers: the numbers of the tensor.
     """
     if isinstance(value, torch.Tensor):
         return "tensor" if id(value) in shared else "elements" if id(value) in elements else "tensors"
+    if source is not None:
+        return "numbers" if isinstance(source, Numbers) else "number"
     return "numbers" if any([value is number for number in numbers]) else "number"
 
 
