@@ -158,11 +158,21 @@ def test_a_tensor_for_all_and_numbers_in_a_vector(device):
 
 def test_powers_on_a_gpu_take_no_roots_where_one_launch_computes_all(device, monkeypatch):
     xs = [torch.tensor([-float("inf"), -0.0, 4.0], device=device) for _ in range(2)]
-    monkeypatch.setattr(aten, "on_gpu", lambda: True)
+    monkeypatch.setattr(aten, "on_cpu", lambda: False)
     with tritonite.use_gems():
         assert torch._foreach_pow(xs, 0.5)[0].tolist() == [float("inf"), 0.0, 2.0]
         assert str(torch._foreach_pow([xs[0], xs[1].double()], 0.5)[0].tolist()) == "[nan, -0.0, 2.0]"
     assert served("_foreach_pow.Scalar") == 2
+
+
+def test_bounds_on_a_gpu_are_the_second_of_equal_operands_where_one_launch_computes_all(device, monkeypatch):
+    xs = [torch.tensor([0.0, -0.0, float("nan"), 1.0, 2.0], device=device) for _ in range(2)]
+    ys = [torch.tensor([-0.0, 0.0, 1.0, float("nan"), 1.0], device=device) for _ in range(2)]
+    monkeypatch.setattr(aten, "on_cpu", lambda: False)
+    with tritonite.use_gems():
+        assert str(torch._foreach_maximum(xs, ys)[0].tolist()) == "[-0.0, 0.0, nan, nan, 2.0]"
+        assert str(torch._foreach_minimum(xs, ys)[1].tolist()) == "[-0.0, 0.0, nan, nan, 1.0]"
+    assert served("_foreach_maximum.List") == served("_foreach_minimum.List") == 1
 
 
 def test_numbers_that_are_equal_to_alpha_share_the_launch(device):

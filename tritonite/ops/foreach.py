@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import torch
+import triton.language as tl
 
-from tritonite.dtypes import MOVED, TRITON_DTYPES
-from tritonite.engine.iteration import is_dense, never_overlaps_itself
+from tritonite.dtypes import MOVED, NUMBERS, TRITON_DTYPES
+from tritonite.engine.iteration import is_dense, never_overlaps_itself, same_strides
 from tritonite.engine.lists.elementwise import Numbers, apply
 from tritonite.engine.movement import check_conversion, check_memory, convert, strides_like, words
 from tritonite.errors import Decline
+from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.ops import arithmetic, aten, conditional, elementary, gamma, rounding
-from tritonite.registry import operator, over_lists
+from tritonite.registry import operator, over_lists, scalar_kernel
 from tritonite.runtime.contract import empty_strided
 
 over_lists(arithmetic.add, arithmetic.sub, arithmetic.mul, arithmetic.div)
 
 
+def _together(values):
+    """Return whether ATen computes all tensors of the lists in one launch on a GPU, instead of one by one.
+
+    Its formulas for lists then decide special cases. They serve dense tensors of one dtype of floats, whose shapes and
+    strides are the same at each index.
+    """
+    lists = [value for value in values if isinstance(value, (list, tuple)) and value and torch.is_tensor(value[0])]
+    tensors = [x for own in lists for x in own]
+    if aten.on_cpu() or len({x.dtype for x in tensors}) != 1 or not tensors[0].is_floating_point():
+        return False
+    first = lists[0]
+    return all(
+        [
+            is_dense(x.shape, x.stride()) and x.shape == like.shape and same_strides(x.shape, x.stride(), like.stride())
+            for own in lists
+            for x, like in zip(own, first, strict=False)
+        ]
+    )
+
+
 def _powers(values):
     """Return the function that prepares the arguments of `pow` for each tensor.
 
-    On a GPU ATen takes roots for an exponent of 0.5 or -0.5 tensor by tensor alone, and not where one launch computes
-    all tensors of floats: pow(-inf, 0.5) is inf there.
+    ATen's formula for lists takes no roots for an exponent of 0.5 or -0.5: pow(-inf, 0.5) is inf.
     """
-    tensors = [x for value in values if isinstance(value, (list, tuple)) for x in value if isinstance(x, torch.Tensor)]
-    one_dtype = len({x.dtype for x in tensors}) == 1 and tensors[0].is_floating_point()
-    together = one_dtype and all([is_dense(x.shape, x.stride()) for x in tensors])
-    if not (aten.on_gpu() and together):
+    if not _together(values):
         return arithmetic.power_arguments
 
     def prepare(self, exponent):
@@ -33,6 +51,33 @@ def _powers(values):
         return (self, exponent, None) if taken else arithmetic.power_arguments(self, exponent)
 
     return prepare
+
+
+def _bounds(values):
+    """Return the function that prepares a tensor and its bound, with whether ATen's formula for lists is followed."""
+    together = _together(values)
+    return lambda self, bound: (*conditional.one_bound(self, bound), together)
+
+
+@scalar_kernel(static=("together",), accepts=NUMBERS)
+def _larger(self, other, together):
+    """The larger operand; of two equal ones, such as zeros of both signs, ATen's formula for lists takes the second."""
+    if together:
+        x, y = tl.broadcast(self, other)
+        result = tl.where((x != x) | (x > y), x, y)
+    else:
+        result = maximum_nan(self, other)
+    return result
+
+
+@scalar_kernel(static=("together",), accepts=NUMBERS)
+def _smaller(self, other, together):
+    if together:
+        x, y = tl.broadcast(self, other)
+        result = tl.where((x != x) | (x < y), x, y)
+    else:
+        result = minimum_nan(self, other)
+    return result
 
 
 over_lists(arithmetic.pow, prepare=_powers)
@@ -43,11 +88,10 @@ over_lists(elementary.exp, elementary.expm1, elementary.log, elementary.log10, e
 over_lists(elementary.sqrt, elementary.rsqrt, elementary.sigmoid, elementary.erf, elementary.erfc, gamma.lgamma)
 over_lists(elementary.sin, elementary.cos, elementary.tan, elementary.asin, elementary.acos, elementary.atan)
 over_lists(elementary.sinh, elementary.cosh, elementary.tanh)
-# ATen has one formula for each pair of names.
-over_lists(conditional.clamp_min)
-over_lists(conditional.clamp_min, name="maximum")
-over_lists(conditional.clamp_max)
-over_lists(conditional.clamp_max, name="minimum")
+for _name in ("clamp_min", "maximum"):
+    over_lists(conditional.clamp_min, name=_name, prepare=_bounds, launched=_larger)
+for _name in ("clamp_max", "minimum"):
+    over_lists(conditional.clamp_max, name=_name, prepare=_bounds, launched=_smaller)
 over_lists(conditional.zero)
 
 

@@ -178,7 +178,9 @@ def scalar_kernel(
 PrepareLists = Callable[[Sequence[Any]], Callable[..., Sequence[Any]]]
 
 
-def over_lists(*kernels: Pointwise, name: str = "", prepare: PrepareLists | None = None) -> None:
+def over_lists(
+    *kernels: Pointwise, name: str = "", prepare: PrepareLists | None = None, launched: Pointwise | None = None
+) -> None:
     """Declare `_foreach_<name>` for declared pointwise operators: each tensor of a list is computed by the formula.
 
     The arguments of each overload, by their order, are those of the formula or of its `prepare`. An overload without
@@ -188,6 +190,7 @@ def over_lists(*kernels: Pointwise, name: str = "", prepare: PrepareLists | None
         name: the name of the list operator, by default the kernel's.
         prepare: a function from the arguments of a call over lists to the function that prepares those of each tensor,
             if it is not that of the pointwise operator.
+        launched: the formula to launch, with the promotion of the pointwise operator's, if it is not that one.
     """
     for kernel in kernels:
         own = next(declaration for declaration in declarations if declaration.kernels == (kernel,))
@@ -201,7 +204,7 @@ def over_lists(*kernels: Pointwise, name: str = "", prepare: PrepareLists | None
         for arguments in sorted(kinds):
             by_names.setdefault(tuple(n for n, _ in arguments), set()).add(tuple(kind for _, kind in arguments))
         for names, types in by_names.items():
-            declarations.append(_lists_declaration(own, packets, names, types, prepare))
+            declarations.append(_lists_declaration(own, packets, names, types, prepare, launched or kernel))
 
 
 def _lists_declaration(
@@ -210,9 +213,9 @@ def _lists_declaration(
     arguments: tuple[str, ...],
     types: set[tuple[str, ...]],
     prepare: PrepareLists | None,
+    kernel: Pointwise,
 ) -> Declaration:
     """Return the declaration of the overloads with these arguments, which have `types` in one of them each."""
-    kernel = own.kernels[0]
     missing = (1,) if "alpha" in own.arguments and "alpha" not in arguments else ()
     # ATen reads a tensor named `scalars` as a list of numbers, any other as one number for all tensors.
     vectors = tuple(
