@@ -20,6 +20,10 @@ def through_native():
         yield
 
 
+# Overloads that read numbers from the memory of a CPU tensor. Each call runs its host function.
+UNREPEATABLE = [f"_foreach_{name}.Tensor" for name in ("addcdiv", "addcmul", "addcdiv_", "addcmul_")]
+UNREPEATABLE += [f"_foreach_{name}.Tensor_out" for name in ("addcdiv", "addcmul")]
+
 NAMES = [name for name, op in tritonite.overloads().items() if op.has_place and name not in MISSING]
 
 
@@ -43,7 +47,10 @@ def test_a_call_is_recorded_and_replayed(name):
         counts = counts_of(name)
         if counts.declined:
             continue
-        assert (counts.launched, counts.replayed, counts.unrecordable) == (1, 1, {})
+        if name in UNREPEATABLE:
+            assert (counts.launched, counts.replayed) == (2, 0) and counts.unrecordable
+        else:
+            assert (counts.launched, counts.replayed, counts.unrecordable) == (1, 1, {})
         for each in found:
             own, aten = (comparable(op.packet, pytree.tree_leaves(results)) for results in (each, expected))
             for ours, theirs in zip(own, aten, strict=True):

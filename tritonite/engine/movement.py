@@ -51,7 +51,7 @@ def _converted(source, to):
 
 _move = Pointwise("move", _same, {"source": "own"})
 _fill = Pointwise("fill", _constant, {"value": "cast"}, truncates=True)
-_convert = Pointwise("convert", _converted, {"source": "own", "to": "static"})
+convert = Pointwise("convert", _converted, {"source": "own", "to": "static"})
 
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,14 +61,14 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.dtype not in dtypes.MOVED:
         raise Decline(f"dtype {tensor.dtype}")
-    _check_memory(tensor)
+    check_memory(tensor)
     if tensor.dtype is torch.complex128:
         tensor = torch.view_as_real(tensor)
     integer = _INTEGERS[tensor.dtype.itemsize]
     return tensor if tensor.dtype is integer else tensor.view(integer)
 
 
-def _check_memory(tensor: torch.Tensor) -> None:
+def check_memory(tensor: torch.Tensor) -> None:
     """Decline tensors of zeros without memory, which autograd makes and ATen's copies handle."""
     if tensor._is_zerotensor():
         raise Decline("zeros without memory")
@@ -95,7 +95,7 @@ def move(source: torch.Tensor, destination: torch.Tensor) -> None:
     overlap it otherwise.
     """
     check_conversion(source.dtype, destination.dtype)
-    _check_memory(source)
+    check_memory(source)
     if source.dim() > destination.dim():
         raise Decline(f"shape {tuple(source.shape)} does not broadcast to {tuple(destination.shape)}")
     if source.shape != destination.shape:
@@ -112,7 +112,7 @@ def move(source: torch.Tensor, destination: torch.Tensor) -> None:
         move(source, components[..., 0])
         fill_zero(components[..., 1])
     else:
-        _convert.run((source, TRITON_DTYPES[destination.dtype]), (destination,))
+        convert.run((source, TRITON_DTYPES[destination.dtype]), (destination,))
 
 
 def fill(out: torch.Tensor, value: Any) -> None:

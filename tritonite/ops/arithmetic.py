@@ -259,7 +259,7 @@ def lerp(self, end, weight):
 _POWERS = (2, 3, -1, -2, 0.5, -0.5)
 
 
-def _power_arguments(self, exponent, power=None):
+def power_arguments(self, exponent, power=None):
     if isinstance(exponent, torch.Tensor):
         pair = (self, exponent) if isinstance(self, torch.Tensor) else ()
         if pair and exponent.device != self.device and not any(each.is_floating_point() for each in pair):
@@ -292,7 +292,7 @@ def _integer_power(base, exponent):
 
 
 @pointwise(
-    "pow", accepts=NUMBERS, prepare=_power_arguments, static=("power",), pin=("exponent",), cpu_numbers=True, casts=True
+    "pow", accepts=NUMBERS, prepare=power_arguments, static=("power",), pin=("exponent",), cpu_numbers=True, casts=True
 )
 def pow(self, exponent, power):
     """self ** exponent. `power` names the exponents for which ATen multiplies or takes roots: pow(-inf, 0.5) is nan."""

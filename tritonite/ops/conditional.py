@@ -48,17 +48,17 @@ def clamp(self, min, max):
     return self
 
 
-def _one_bound(self, bound):
+def one_bound(self, bound):
     _check_bound(self, bound)
     return self, bound
 
 
-@pointwise("clamp_min", accepts=NUMBERS, prepare=lambda self, min: _one_bound(self, min))
+@pointwise("clamp_min", accepts=NUMBERS, prepare=lambda self, min: one_bound(self, min))
 def clamp_min(self, min):
     return maximum_nan(self, min)
 
 
-@pointwise("clamp_max", accepts=NUMBERS, prepare=lambda self, max: _one_bound(self, max))
+@pointwise("clamp_max", accepts=NUMBERS, prepare=lambda self, max: one_bound(self, max))
 def clamp_max(self, max):
     return minimum_nan(self, max)
 

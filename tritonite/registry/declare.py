@@ -175,30 +175,58 @@ def scalar_kernel(
     return declare
 
 
-def over_lists(*kernels: Pointwise) -> None:
+PrepareLists = Callable[[Sequence[Any]], Callable[..., Sequence[Any]]]
+
+
+def over_lists(
+    *kernels: Pointwise, name: str = "", prepare: PrepareLists | None = None, launched: Pointwise | None = None
+) -> None:
     """Declare `_foreach_<name>` for declared pointwise operators: each tensor of a list is computed by the formula.
 
     The arguments of each overload, by their order, are those of the formula or of its `prepare`. An overload without
     `alpha` has an alpha of 1.
+
+    Args:
+        name: the name of the list operator, by default the kernel's.
+        prepare: a function from the arguments of a call over lists to the function that prepares those of each tensor,
+            if it is not that of the pointwise operator.
+        launched: the formula to launch, with the promotion of the pointwise operator's, if it is not that one.
     """
     for kernel in kernels:
-        (own,) = [declaration for declaration in declarations if declaration.kernels == (kernel,)]
-        packets = _forms([f"_foreach_{kernel.name}"])
-        named = {
-            tuple(argument.name for argument in schema.arguments if not is_out(argument)): schema
+        own = next(declaration for declaration in declarations if declaration.kernels == (kernel,))
+        packets = _forms([f"_foreach_{name or kernel.name}"])
+        kinds = {
+            tuple((argument.name, str(argument.type)) for argument in schema.arguments if not is_out(argument))
             for packet in packets
             for _, schema in schemas(packet)
         }
-        for arguments in named:
-            declarations.append(_lists_declaration(own, packets, arguments))
+        by_names: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+        for arguments in sorted(kinds):
+            by_names.setdefault(tuple(n for n, _ in arguments), set()).add(tuple(kind for _, kind in arguments))
+        for names, types in by_names.items():
+            declarations.append(_lists_declaration(own, packets, names, types, prepare, launched or kernel))
 
 
-def _lists_declaration(own: Declaration, packets: tuple[str, ...], arguments: tuple[str, ...]) -> Declaration:
-    kernel = own.kernels[0]
+def _lists_declaration(
+    own: Declaration,
+    packets: tuple[str, ...],
+    arguments: tuple[str, ...],
+    types: set[tuple[str, ...]],
+    prepare: PrepareLists | None,
+    kernel: Pointwise,
+) -> Declaration:
+    """Return the declaration of the overloads with these arguments, which have `types` in one of them each."""
     missing = (1,) if "alpha" in own.arguments and "alpha" not in arguments else ()
+    # ATen reads a tensor named `scalars` as a list of numbers, any other as one number for all tensors.
+    vectors = tuple(
+        name == "scalars" and any(kinds[i] == "Tensor" for kinds in types) for i, name in enumerate(arguments)
+    )
 
     def host(values: Sequence[Any], outs: Sequence[Any]) -> Sequence[Any]:
-        results = apply(kernel, [*map(_in_list, values), *missing], outs, own.prepare)
+        given = [_in_list(value, vector) for value, vector in zip(values, vectors, strict=True)]
+        if outs and outs[0] is not values[0]:
+            _check_outputs(outs[0], given)
+        results = apply(kernel, [*given, *missing], outs, prepare(values) if prepare else own.prepare)
         return () if outs else results
 
     return Declaration(
@@ -213,22 +241,46 @@ def _lists_declaration(own: Declaration, packets: tuple[str, ...], arguments: tu
         method=own.method,
         read_on_host=frozenset(arguments) & {"scalars"},
         pinned=frozenset(name for name, pinned in zip(arguments, own.arguments, strict=False) if pinned in own.pinned),
+        prepare=own.prepare,
     )
 
 
-def _in_list(value: Any) -> Any:
-    """Return an argument of a list operator as `apply` takes it: numbers as `Numbers`, from a CPU tensor, too."""
+def _in_list(value: Any, vector: bool) -> Any:
+    """Return an argument of a list operator as `apply` takes it.
+
+    Lists of numbers become `Numbers`, and so does a tensor that is a `vector` of numbers.
+    """
     if isinstance(value, (list, tuple)):
         return value if all([isinstance(item, torch.Tensor) for item in value]) else Numbers(value)
-    if isinstance(value, torch.Tensor) and value.dim():
-        if value.device.type != "cpu" or value.dim() != 1:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not vector:
+        if value.dim():
             raise Decline(
-                f"numbers in a tensor of shape {tuple(value.shape)} on {value.device}; a CPU vector is served"
+                f"a tensor of shape {tuple(value.shape)} for all tensors; one element without dimensions is served"
             )
-        contract.unrepeatable("numbers in a tensor on the CPU")
-        with reading_on_host():
-            return Numbers(value.tolist())
-    return value
+        return value
+    if value.device.type != "cpu" or value.dim() != 1 or not value.is_contiguous() or value.is_complex():
+        raise Decline(
+            f"numbers in a tensor of {value.dtype} and shape {tuple(value.shape)} on {value.device}; "
+            "a contiguous vector of real numbers on the CPU is served"
+        )
+    contract.unrepeatable("numbers in a tensor on the CPU")
+    with reading_on_host():
+        return Numbers(value.tolist())
+
+
+def _check_outputs(outs: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
+    """Decline an output that is an argument, but of another dtype than the other tensors at its index.
+
+    In place ATen converts a result to the dtype of its output; for a given output it does not.
+    """
+    lists = [value for value in values if isinstance(value, (list, tuple)) and not isinstance(value, Numbers)]
+    for i, out in enumerate(outs):
+        own = [value[i] for value in lists if i < len(value)]
+        own += [value for value in values if isinstance(value, torch.Tensor)]
+        if any([x is out for x in own]) and any([x.dtype is not out.dtype for x in own]):
+            raise Decline(f"output of dtype {out.dtype}, which is an argument next to tensors of other dtypes")
 
 
 def operator(

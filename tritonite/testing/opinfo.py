@@ -57,13 +57,20 @@ def _provide_expecttest() -> None:
 
 
 @lru_cache(maxsize=1)
+def _database() -> list[Any]:
+    """Return torch's database of functions, those over lists of tensors included."""
+    _provide_expecttest()
+    from torch.testing._internal import common_methods_invocations as found
+
+    names = ("op_db", *(f"foreach_{kind}_op_db" for kind in ("unary", "binary", "pointwise", "other")))
+    return [info for name in names for info in getattr(found, name)]
+
+
+@lru_cache(maxsize=1)
 def infos() -> dict[str, Any]:
     """Return OpInfo by full name for every function of torch's database that the catalog serves."""
-    _provide_expecttest()
-    from torch.testing._internal.common_methods_invocations import op_db
-
     found = {}
-    for info in op_db:
+    for info in _database():
         name = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
         if packet(info) is not None or info.name in _INDIRECT:
             found[name] = info
@@ -72,9 +79,6 @@ def infos() -> dict[str, Any]:
 
 def entries(name: str) -> list[Any]:
     """Return the entries of torch's database that have a function or operator under any of their names."""
-    _provide_expecttest()
-    from torch.testing._internal.common_methods_invocations import op_db
-
     wanted = name.removesuffix("_")
 
     def is_meant(info: Any) -> bool:
@@ -82,7 +86,7 @@ def entries(name: str) -> list[Any]:
         others = [alias.name for alias in info.aliases]
         return wanted in (own, own.replace(".", "_"), info.aten_name, *others)
 
-    return [info for info in op_db if is_meant(info)]
+    return [info for info in _database() if is_meant(info)]
 
 
 @lru_cache(maxsize=1)

@@ -315,10 +315,13 @@ def _ways(info: Any, first: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     A first operand that overlaps itself is not written in place, where its result would be undefined.
     """
     yield "functional", lambda sample: _on_copies(info.op, sample)
-    writable = isinstance(first, torch.Tensor) and never_overlaps_itself(first.shape, first.stride())
+    lists = isinstance(first, list)
+    written = first if lists else [first]
+    writable = all([isinstance(x, torch.Tensor) and never_overlaps_itself(x.shape, x.stride()) for x in written])
     if info.inplace_variant is not None and writable:
-        yield "in-place", lambda sample: _on_copies(info.inplace_variant, sample)
-    if info.supports_out:
+        yield "in-place", lambda sample: _in_place(info.inplace_variant, sample)
+    # Functions over lists of tensors have no out= argument.
+    if info.supports_out and not lists:
         yield "out=", lambda sample: _with_out(info.op, sample)
 
 
@@ -330,6 +333,13 @@ def _with_out(function: Callable[..., Any], sample: Any) -> Any:
 def _on_copies(function: Callable[..., Any], sample: Any, **keywords: Any) -> Any:
     own = sample.transform(_clone)
     return function(own.input, *own.args, **own.kwargs, **keywords)
+
+
+def _in_place(function: Callable[..., Any], sample: Any) -> Any:
+    """Return the result, or the first argument of a function that returns nothing."""
+    own = sample.transform(_clone)
+    result = function(own.input, *own.args, **own.kwargs)
+    return own.input if result is None else result
 
 
 def _bind(way: Callable[[Any], Any], sample: Any) -> Callable[[], Any]:

@@ -12,7 +12,15 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.iteration import common_device, contiguous_strides, is_dense, power_of_2, same_strides, span
+from tritonite.engine.iteration import (
+    common_device,
+    contiguous_strides,
+    is_dense,
+    never_overlaps_itself,
+    power_of_2,
+    same_strides,
+    span,
+)
 from tritonite.engine.lists.kernels import ListLayout, ListOperand, elementwise_list
 from tritonite.engine.lists.table import Table
 from tritonite.engine.pointwise.declare import Pointwise
@@ -66,6 +74,10 @@ class _Item(NamedTuple):
         """Return the arguments that are read element by element."""
         return [value for value, role in zip(self.values, self.roles, strict=True) if role == "tensors"]
 
+    def elements(self) -> list[torch.Tensor]:
+        """Return the arguments of which the first element alone is read."""
+        return [value for value, role in zip(self.values, self.roles, strict=True) if role == "elements"]
+
 
 def apply(
     kernel: Pointwise,
@@ -100,10 +112,12 @@ def apply(
         given = [value[i] if isinstance(value, (list, tuple)) else value for value in values]
         own = [value[i] for value in values if isinstance(value, Numbers)]
         called = tuple(prepare(*given) if prepare else given)
+        # The call's argument at each position, if `prepare` has left it there.
+        sources = [values[j] if j < len(given) and value is given[j] else None for j, value in enumerate(called)]
         roles = tuple(
             [
-                "constant" if value is None or role == "static" else _role(value, shared, elements, own)
-                for value, role in zip(called, kernel.parameters.values(), strict=True)
+                "constant" if value is None or role == "static" else _role(value, source, shared, elements, own)
+                for value, source, role in zip(called, sources, kernel.parameters.values(), strict=True)
             ]
         )
         items.append(_Item(i, called, tuple([out[i] for out in outs]), roles))
@@ -126,7 +140,7 @@ def apply(
             _check(kernel, typed, members)
             prepared.append((kind, typed, members))
     for item in alone:
-        kernel.check(item.values, item.outs)
+        kernel.check(item.values, _without_overlap(item.outs))
     results: list[tuple[torch.Tensor, ...]] = [item.outs for item in items]
     for kind, typed, members in prepared:
         for member in members:
@@ -134,36 +148,59 @@ def apply(
                 results[member.number] = _allocated(kernel, typed, member, device)
         _launch(typed, members, [results[member.number] for member in members], kind, device)
     for item in alone:
-        results[item.number] = kernel.run(item.values, item.outs)
+        found = kernel.run(item.values, _without_overlap(item.outs))
+        results[item.number] = item.outs or found
     return [list(column) for column in zip(*results, strict=True)]
 
 
-def _role(value: Any, shared: set[int], elements: set[int], numbers: Sequence[Any]) -> str:
+def _without_overlap(outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return the outputs, with row-major strides where there are no elements and strides would overlap."""
+    return tuple(
+        [
+            x
+            if x.numel() or never_overlaps_itself(x.shape, x.stride())
+            else x.as_strided(x.shape, contiguous_strides(x.shape))
+            for x in outs
+        ]
+    )
+
+
+def _role(value: Any, source: Any, shared: set[int], elements: set[int], numbers: Sequence[Any]) -> str:
     """Return the kind of a formula's argument, as `ListOperand` names it.
 
-    `shared` and `elements` are the ids of tensors for all tensors and of `Elements`, `numbers` those of the tensor.
+    Args:
+        source: the argument of the call that has the value or is the value; None if `prepare` made or moved the value.
+        shared, elements: the ids of tensors for all tensors and of `Elements`.
+        numbers: the numbers of the tensor.
     """
     if isinstance(value, torch.Tensor):
         return "tensor" if id(value) in shared else "elements" if id(value) in elements else "tensors"
+    if source is not None:
+        return "numbers" if isinstance(source, Numbers) else "number"
     return "numbers" if any([value is number for number in numbers]) else "number"
 
 
 def _kind_of(item: _Item) -> _Kind | None:
     """Return the kind of a tensor's launch, or None for a tensor without elements, or that is not read in order."""
     kinds: list[Kind] = []
+    # Tensors of one dtype promote alike with and without dimensions, and can share a launch.
+    several = len({value.dtype for value in item.values if isinstance(value, torch.Tensor)}) > 1
     for value, role in zip(item.values, item.roles, strict=True):
         if role == "tensors":
-            kinds.append(TensorKind(value.dtype, not value.dim(), False))
+            kinds.append(TensorKind(value.dtype, several and not value.dim(), False))
         elif role == "elements":
-            kinds.append(TensorKind(value.dtype, True, False))
+            kinds.append(TensorKind(value.dtype, several, False))
         elif role == "tensor":
-            kinds.append(TensorKind(value.dtype, not value.dim(), value.device.type != devices.current.type))
+            item_of_host = value.device.type != devices.current.type
+            kinds.append(TensorKind(value.dtype, not value.dim() and (several or item_of_host), item_of_host))
         elif role == "constant":
             kinds.append(ConstantKind(type(value), value))
         else:
             kinds.append(number_type(value))
     dense = [*item.tensors(), *item.outs]
     first = dense[0]
+    if any([x.device.type != devices.current.type for x in (*item.tensors(), *item.elements())]):
+        return None
     if not first.numel() or not (first.is_contiguous() or is_dense(first.shape, first.stride())):
         return None
     if not all([x.shape == first.shape and same_strides(x.shape, x.stride(), first.stride()) for x in dense]):

@@ -89,7 +89,8 @@ class Table:
 
     def add_numbers(self, numbers: Sequence[Any], floating: bool) -> int:
         """Add a row of numbers or symbols, float64 or int64, and return the row's number."""
-        self._rows.append(("fp64" if floating else "i64", numbers))
+        plain = [int(number) if type(number) is bool else number for number in numbers]
+        self._rows.append(("fp64" if floating else "i64", plain))
         return len(self._rows) - 1
 
     def write(self, device: torch.device) -> torch.Tensor:

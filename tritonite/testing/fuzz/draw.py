@@ -19,7 +19,7 @@ from tritonite.registry import Op
 from tritonite.registry.names import overload_named
 from tritonite.registry.schema import is_out, schemas
 from tritonite.testing.samples import DRAWN, at_boundaries, samples
-from tritonite.testing.samples.facts import NAN_UNDEFINED
+from tritonite.testing.samples.facts import LISTS, NAN_UNDEFINED
 from tritonite.testing.samples.matmul import shapes_of
 
 _DTYPES = (
@@ -28,6 +28,8 @@ _DTYPES = (
 )
 _RARE_DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32)
 _SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 7, 16, 17, 33)
+# Tensors of a list.
+_LENGTHS = (0, 1, 1, 2, 2, 3, 3, 5, 5, 12, 40)
 # Elements of a tensor.
 _MAX_ELEMENTS = 2048
 # Sizes and factors of products: empty, single rows and columns, and partial tiles.
@@ -149,6 +151,8 @@ class Drawer:
         """Return the call."""
         self.unchecked = self.op.overload.startswith(_UNCHECKED)
         call = self._product() if self.op.family == "matmul" and self._chance(0.3) else None
+        if self.op.family in LISTS and self._chance(0.7):
+            call = self._lists()
         if call is None and (self.unchecked or self._chance(0.5)):
             call = self._from_sample()
         if call is None:
@@ -332,6 +336,50 @@ class Drawer:
                 arguments[argument.name] = self._argument(argument)
         return Call(self.op, arguments)
 
+    def _lists(self) -> Call:
+        """Return a call whose lists have one length, and at each index one shape and one dtype, but for a few."""
+        count = self._pick(_LENGTHS)
+        # Many tensors are small, so that a call takes little time.
+        shapes = [self._shape() if count < 12 else (self._pick(_SIZES),) for _ in range(count)]
+        dtypes = [self.dtype if self._chance(0.8) else self._any_dtype() for _ in range(count)]
+        odd = self._pick((0, 0, 0.1))
+        arguments: dict[str, Any] = {}
+        for argument in self.op.schema.arguments:
+            kind, name = str(argument.type), argument.name
+            if is_out(argument):
+                continue
+            if kind == "List[Tensor]":
+                arguments[name] = [
+                    self._tensor(
+                        None if self._chance(odd) else shape, self._any_dtype() if self._chance(odd) else dtype
+                    )
+                    for shape, dtype in zip(shapes, dtypes, strict=True)
+                ]
+            elif kind == "List[number]":
+                alike = self._pick((float, int, None))
+                drawn = [self._number() if alike is None else alike(self._pick((0, 1, 2, 3, -1.5))) for _ in shapes]
+                arguments[name] = drawn
+            elif kind == "Tensor" and name == "scalars":
+                arguments[name] = self._values((count,), dtypes[0] if dtypes else self.dtype)
+            elif kind == "Tensor" and self._chance(0.9):
+                arguments[name] = self._tensor((), self.dtype)
+            else:
+                arguments[name] = self._argument(argument)
+        lists = [value for value in arguments.values() if isinstance(value, list)]
+        if lists and self._chance(0.05):
+            self._pick(lists)[:] = self._pick(lists)[1:]
+        held = [x for x in lists if x and isinstance(x[0], torch.Tensor)]
+        if held and self._chance(0.15):
+            self._share_memory(self._pick(held), self._pick(held))
+        return Call(self.op, arguments)
+
+    def _share_memory(self, source: list[torch.Tensor], destination: list[torch.Tensor]) -> None:
+        """Put a tensor of a list, or a view of it without an element, to any index of a list."""
+        x = self._pick(source)
+        if x.dim() and x.numel() and self._chance(0.5):
+            x = x[1:] if self._chance(0.5) else x[:-1]
+        destination[self.random.randrange(len(destination))] = x
+
     def _from_sample(self) -> Call | None:
         """Return a sample of the family with some arguments changed."""
         found = _samples(self.op.overload, self.dtype if self.dtype in _DTYPES else torch.float32)
@@ -362,6 +410,8 @@ class Drawer:
         return value.to(self.dtype) if floats else value
 
     def _changed(self, argument: Any, value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], torch.Tensor) and self._chance(0.8):
+            return self._changed_list(value)
         if self.unchecked and argument.name == "offsets" and isinstance(value, torch.Tensor) and value.numel():
             return self._offsets(value)
         if self.unchecked:
@@ -372,6 +422,15 @@ class Drawer:
             return self._argument(argument) if _is_number(argument) else value
         if not isinstance(value, torch.Tensor) or self._chance(0.2):
             return self._argument(argument)
+        return self._changed_tensor(value)
+
+    def _changed_list(self, value: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a list with one tensor changed."""
+        i = self.random.randrange(len(value))
+        return [*value[:i], self._changed_tensor(value[i]), *value[i + 1 :]]
+
+    def _changed_tensor(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in another layout or dtype, with other elements, without elements, or of another shape."""
         way = self.random.random()
         if way < 0.45:
             return self._laid_out(value)
@@ -421,6 +480,9 @@ class Drawer:
                 # As many tensors as results, or one less.
                 kept = outcome if self._chance(0.9) else outcome[:-1]
                 outs[name] = [self._tensor(tuple(x.shape), x.dtype) for x in kept]
+                if outs[name] and self.op.family in LISTS and self._chance(0.3):
+                    first = next(value for value in call.arguments.values() if isinstance(value, list))
+                    outs[name] = self._changed_list(outs[name]) if self._chance(0.5) else list(first)
                 continue
             if "List" in str(next(a for a in self.op.schema.arguments if a.name == name).type):
                 outs[name] = []

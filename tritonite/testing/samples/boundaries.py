@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tritonite import dtypes
+from tritonite.registry.schema import schemas
 
 Arguments = dict[str, Any]
 Rule = Callable[[random.Random, Arguments], Arguments]
@@ -226,6 +227,29 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("searchsorted", "bucketize"), _keys),
     **dict.fromkeys(("histc", "histogram"), _edges),
     "pow": _powers,
+}
+
+
+_IN_LISTS = "_foreach_"
+# Names of operators' arguments where those of their list operators have others.
+_OWN_NAMES = {"scalar": "other", "scalars": "other"}
+
+
+def _in_lists(chooser: random.Random, arguments: Arguments, rule: Rule) -> Arguments:
+    """Change the operands at each index of lists as those of the operator that computes one tensor."""
+    lists = {name: list(value) for name, value in arguments.items() if isinstance(value, (list, tuple))}
+    for i in range(min(map(len, lists.values()), default=0)):
+        given = {name: lists[name][i] if name in lists else value for name, value in arguments.items()}
+        changed = rule(chooser, {_OWN_NAMES.get(name, name): value for name, value in given.items()})
+        for name, items in lists.items():
+            items[i] = changed[_OWN_NAMES.get(name, name)]
+    return arguments | lists
+
+
+RULES |= {
+    f"{_IN_LISTS}{name}": functools.partial(_in_lists, rule=rule)
+    for name, rule in RULES.items()
+    if schemas(f"{_IN_LISTS}{name}") and name != "max"
 }
 
 

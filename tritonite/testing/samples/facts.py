@@ -15,6 +15,7 @@ from tritonite.registry import Op
 Tensors = list[torch.Tensor]
 Arguments = Callable[[Tensors], dict[str, Any] | None]
 Operands = Callable[[Op, Tensors, Any], Tensors | None]
+Lists = Callable[[Op, str, Tensors], dict[str, Any]]
 Make = Callable[..., torch.Tensor]
 Layouts = Callable[[Op, Make], Iterator[tuple[str, Tensors]]]
 _Layouts = TypeVar("_Layouts", bound=Layouts)
@@ -29,6 +30,8 @@ ARGUMENTS: dict[str, Arguments] = {}
 LAYOUTS: dict[str, Layouts] = {}
 # By operator: makes the tensor arguments in order, where a common shape is not enough; None skips the call.
 OPERANDS: dict[str, Operands] = {}
+# By family: makes arguments by name from the label and the tensors of a layout, for operators over lists of tensors.
+LISTS: dict[str, Lists] = {}
 # By argument name: converts the tensor that the argument would be.
 TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 # By argument name: the values of a string or an enumeration, all of which are tried, and the value of an integer.
@@ -146,6 +149,16 @@ def arguments(*packets: str) -> Callable[[_Arguments], _Arguments]:
 
     def register(make: _Arguments) -> _Arguments:
         ARGUMENTS.update(dict.fromkeys(packets, make))
+        return make
+
+    return register
+
+
+def lists(*families: str) -> Callable[[Lists], Lists]:
+    """Register a function that makes the arguments of a family's operators over lists of tensors."""
+
+    def register(make: Lists) -> Lists:
+        LISTS.update(dict.fromkeys(families, make))
         return make
 
     return register

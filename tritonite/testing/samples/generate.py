@@ -104,6 +104,8 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
     special = facts.ARGUMENTS[op.packet](tensors) if op.packet in facts.ARGUMENTS else {}
     if special is None:
         return
+    if op.family in facts.LISTS:
+        special = facts.LISTS[op.family](op, label, tensors) | special
     choices: tuple[Any, ...] = next((facts.CHOICES[name] for name in op.names if name in facts.CHOICES), ())
     flags: tuple[Any, ...] = ()
     if any(str(argument.type) == "bool" for argument in op.schema.arguments):
