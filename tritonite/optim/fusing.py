@@ -1,0 +1,154 @@
+"""`fuse`: give an optimizer of torch.optim a step that is one launch a dtype and device."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tritonite import devices
+from tritonite.errors import Unsupported, UnsupportedOptimizer
+from tritonite.optim.tensors import Tensors
+from tritonite.optim.updates import CLASSES, Served, served
+from tritonite.runtime.opaque import opaque
+
+# Attributes of an optimizer: those that `fuse` replaced, None for one that the optimizer did not have.
+_REPLACED = "_tritonite_replaced"
+_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def fuse(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Make an optimizer's `step` one launch for each dtype and device of a parameter group.
+
+    The optimizer stays what it is: its class, state_dict, param groups, hooks and learning rate schedulers work as
+    before. Results equal those of `foreach=False` within the resolution of the dtype. Tensors that no kernel serves,
+    such as sparse gradients or tensor subclasses, take the optimizer's own step.
+
+    Args:
+        optimizer: an Adadelta, Adagrad, Adam, AdamW, Adamax, ASGD, Muon, NAdam, RAdam, RMSprop, Rprop or SGD of
+            torch.optim, or an instance of a subclass with the same `step`.
+
+    Returns the optimizer.
+
+    Raises UnsupportedOptimizer for another optimizer, and for `differentiable`.
+    """
+    if served(optimizer) is None:
+        name = type(optimizer).__name__
+        raise UnsupportedOptimizer(name=name, reason=_reason(optimizer), served=", ".join(CLASSES))
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        reason = "differentiable=True needs a step that autograd records"
+        raise UnsupportedOptimizer(name=type(optimizer).__name__, reason=reason, served=", ".join(CLASSES))
+    if _REPLACED not in vars(optimizer):
+        # GradScaler then unscales gradients before the step, and skips the step after an overflow.
+        own = {"step": types.MethodType(_hooked_step, optimizer), "_step_supports_amp_scaling": False}
+        setattr(optimizer, _REPLACED, {name: vars(optimizer).get(name) for name in own})
+        vars(optimizer).update(own)
+    return optimizer
+
+
+def unfuse(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Give an optimizer its own step back. Returns the optimizer."""
+    for name, value in vars(optimizer).pop(_REPLACED, {}).items():
+        if value is None:
+            vars(optimizer).pop(name, None)
+        else:
+            setattr(optimizer, name, value)
+    return optimizer
+
+
+def _reason(optimizer: torch.optim.Optimizer) -> str:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return "L-BFGS evaluates the loss several times in a step"
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return "sparse gradients have another layout in every step"
+    return "no rule computes its step"
+
+
+@opaque
+def _step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    """Take a step of the optimizer. `closure` evaluates the model again and returns the loss, which is returned."""
+    # What a learning rate scheduler's wrapper of `step` would set.
+    self._opt_called = True  # type: ignore[attr-defined]
+    check = getattr(self, "_accelerator_graph_capture_health_check", None)
+    if check is not None and "capturable" in self.defaults:
+        check()
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    how = served(self)
+    assert how is not None
+    with torch.no_grad():
+        for group in self.param_groups:
+            _step_group(self, group, how)
+    return loss
+
+
+def _step_group(optimizer: torch.optim.Optimizer, group: dict[str, Any], how: Served) -> None:
+    """Take a step of one parameter group, by the optimizer's own step where no kernel serves the tensors."""
+    params = [param for param in group["params"] if param.grad is not None]
+    if not params:
+        return
+    if not _is_served(optimizer, group, params):
+        _own_step(optimizer, how, group, params)
+        return
+    if how.creates_state:
+        _create_state(optimizer, group, params)
+    # SGD without momentum has no state, and a look-up would create an empty one.
+    stateless = not how.creates_state and not group.get("momentum")
+    states = [{} if stateless else optimizer.state[param] for param in params]
+    kinds: dict[Any, list[int]] = {}
+    for i, (param, state) in enumerate(zip(params, states, strict=True)):
+        kinds.setdefault((param.device, how.kind(state)), []).append(i)
+    for members in kinds.values():
+        own = [params[i] for i in members]
+        try:
+            how.update(Tensors(group, own, [param.grad for param in own], [states[i] for i in members]))
+        except Unsupported:
+            _own_step(optimizer, how, group, own)
+
+
+def _is_served(optimizer: Any, group: dict[str, Any], params: Sequence[torch.Tensor]) -> bool:
+    """Return whether kernels may serve the group: plain dense tensors on the device, and options that rules have."""
+    if group.get("differentiable") or getattr(optimizer, "grad_scale", None) is not None:
+        return False
+    if getattr(optimizer, "found_inf", None) is not None:
+        return False
+    if group.get("capturable") and any([isinstance(beta, torch.Tensor) for beta in group.get("betas", ())]):
+        # torch leaves these tensors on the device.
+        return False
+    device = devices.current.type
+    return all(
+        [
+            type(x) in _TYPES and x.layout is torch.strided and x.device.type == device
+            for param in params
+            for x in (param, param.grad)
+        ]
+    )
+
+
+def _create_state(optimizer: Any, group: dict[str, Any], params: Sequence[torch.Tensor]) -> None:
+    """Have the class create the state of parameters without one."""
+    state = optimizer.state
+    if not all([state[param] for param in params]):
+        lists: list[list[Any]] = [[] for _ in range(optimizer._init_group.__code__.co_argcount - 2)]
+        optimizer._init_group(group, *lists)
+
+
+def _own_step(
+    optimizer: torch.optim.Optimizer, how: Served, group: dict[str, Any], params: Sequence[torch.Tensor]
+) -> None:
+    """Take the class's own step for some parameters of a group."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**group, "params": list(params)}]
+    try:
+        how.own_step(optimizer)
+    finally:
+        optimizer.param_groups = groups
+
+
+_hooked_step = torch.optim.Optimizer.profile_hook_step(_step)
+# A scheduler that finds this mark does not wrap the step.
+_hooked_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
