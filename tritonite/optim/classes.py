@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from tritonite.errors import InvalidArgument
+from tritonite.errors import InvalidArgument, Unsupported
 from tritonite.optim.declare import Rule
 from tritonite.optim.fusing import fuse
-from tritonite.optim.tensors import number, values_of
+from tritonite.optim.tensors import Counts, Tensors
 from tritonite.runtime.opaque import opaque
 
 
@@ -46,10 +46,11 @@ class Optimizer(torch.optim.Optimizer):
             given = ", ".join(sorted(defaults)) or "none"
             raise InvalidArgument(name=rule.__name__, expected=expected, parameter="defaults", given=given)
         self.rule, self.state_dtype = rule, state_dtype
+        self._counts: dict[tuple[int, torch.device], Counts] = {}
         super().__init__(params, {**dict.fromkeys(rule.flags, False), **defaults})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "rule": self.rule, "state_dtype": self.state_dtype}
+        return {**super().__getstate__(), "rule": self.rule, "state_dtype": self.state_dtype, "_counts": {}}
 
     @opaque
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -59,35 +60,36 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            for group in self.param_groups:
+            for index, group in enumerate(self.param_groups):
                 by_device: dict[torch.device, list[torch.Tensor]] = {}
                 for param in group["params"]:
                     if param.grad is not None:
                         by_device.setdefault(param.device, []).append(param)
-                for params in by_device.values():
-                    self._update(group, params)
+                for device, params in by_device.items():
+                    self._update(group, params, self._counts.setdefault((index, device), Counts()))
         return loss
 
-    def _update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+    def _update(self, group: dict[str, Any], params: list[torch.Tensor], counts: Counts) -> None:
         """Update the parameters of a group on one device."""
-        rule = self.rule
-        states = [self.state[param] for param in params]
+        rule, states = self.rule, [self.state[param] for param in params]
         for param, state in zip(params, states, strict=True):
+            if param.grad.layout is not torch.strided:
+                raise Unsupported(name=rule.operator, reason=f"a gradient of layout {param.grad.layout}")
             for name in rule.state:
                 if name not in state:
-                    state[name] = torch.zeros_like(param, dtype=self.state_dtype)
+                    dtype = self.state_dtype if not param.is_complex() else None
+                    state[name] = torch.zeros_like(param, dtype=dtype)
             if "step" in rule.numbers and "step" not in state:
                 state["step"] = torch.zeros(())
-        arguments: dict[str, Any] = {name: number(group[name]) for name in rule.numbers if name != "step"}
+        own = Tensors(group, params, [param.grad for param in params], states, counts)
+        arguments: dict[str, Any] = {name: own.number(name) for name in rule.numbers if name != "step"}
         arguments |= {name: group[name] for name in rule.flags}
-        arguments |= {name: _real([state[name] for state in states]) for name in rule.state}
-        steps = [state["step"] for state in states] if "step" in rule.numbers else []
-        if steps:
-            counts = [count + 1 for count in values_of(steps)]
-            arguments["step"] = counts if len(set(counts)) > 1 else counts[0]
-        rule(_real(params), _real([param.grad for param in params]), **arguments)
-        if steps:
-            torch._foreach_add_(steps, torch.ones(()))
+        arguments |= {name: own.state(name) for name in rule.state}
+        if "step" in rule.numbers:
+            arguments |= own.by_step(lambda step: {"step": step})
+        rule(own.params, own.grads, **arguments)
+        if "step" in rule.numbers:
+            own.advance()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state. Unlike torch's classes, the dtype of states stays `state_dtype` where it is given."""
@@ -112,7 +114,7 @@ class Muon(torch.optim.Muon):
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
     """
 
-    @functools.wraps(torch.optim.Muon.__init__)
+    @functools.wraps(torch.optim.Muon.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         fuse(self)
@@ -120,8 +122,3 @@ class Muon(torch.optim.Muon):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         fuse(self)
-
-
-def _real(tensors: list[Any]) -> list[torch.Tensor]:
-    """Return the tensors, complex ones viewed as real."""
-    return [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in tensors]

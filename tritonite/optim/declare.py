@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tritonite import devices
 from tritonite.dtypes import FLOATS, Promotion
 from tritonite.dynamic import compiled_formula, scalar_function
 from tritonite.engine.lists.elementwise import Elements, Numbers, apply
 from tritonite.engine.pointwise.declare import Pointwise
-from tritonite.errors import InvalidDeclaration
+from tritonite.errors import InvalidDeclaration, Unsupported
 from tritonite.install import direct, library, override, python
 from tritonite.registry import Declaration, HostFunction, LibraryFormulas, Op
 from tritonite.runtime.locks import fork_safe_lock
@@ -58,7 +59,13 @@ def rule(
     Returns a `Rule`. Raises InvalidDeclaration for names that are not the function's, or for a function that Triton
     cannot compile.
     """
-    settings = {"state": state, "numbers": numbers, "elements": elements, "flags": flags, "exact": exact}
+    settings: dict[str, Any] = {
+        "state": state,
+        "numbers": numbers,
+        "elements": elements,
+        "flags": flags,
+        "exact": exact,
+    }
     for setting, names in settings.items():
         if isinstance(names, str):
             raise InvalidDeclaration(name="rule", reason=f"{setting} is {names!r}, not a tuple of names")
@@ -89,6 +96,7 @@ class Rule:
 
     Attributes:
         formula: the scalar function as a `triton.jit` function, for use inside other rules.
+        names: the function's parameters.
         state, numbers, elements, flags: names of the function's parameters, as given to `rule`.
         operator: the qualified name in PyTorch's dispatcher, "tritonite_optim::NAME".
     """
@@ -109,12 +117,12 @@ class Rule:
         plain = scalar_function(function)
         functools.update_wrapper(self, plain)
         self.state, self.numbers, self.elements, self.flags = map(tuple, (state, numbers, elements, flags))
-        self._names = tuple(inspect.signature(plain).parameters)
+        self.names = tuple(inspect.signature(plain).parameters)
         self._check(plain.__name__)
         self.formula = compiled_formula(function)
-        roles = {**dict.fromkeys(self._names, "own"), **dict.fromkeys(flags, "static"), **dict.fromkeys(exact, "exact")}
-        self._roles = {name: roles[name] for name in self._names}
-        self._lists = frozenset((*self._names[:2], *state, *elements))
+        roles = {**dict.fromkeys(self.names, "own"), **dict.fromkeys(flags, "static"), **dict.fromkeys(exact, "exact")}
+        self._roles = {name: roles[name] for name in self.names}
+        self._lists = frozenset((*self.names[:2], *state, *elements))
         self._kernels: dict[tuple[str, ...], Pointwise] = {}
         self._overloads: dict[tuple[str, ...], _Overload] = {}
         module = "" if plain.__module__ == _BUILT_IN else f"{plain.__module__}_"
@@ -126,12 +134,12 @@ class Rule:
     def _check(self, name: str) -> None:
         """Raise InvalidDeclaration unless the function's parameters are those that the settings name."""
         declared = (*self.state, *self.elements, *self.numbers, *self.flags)
-        if len(self._names) < 2:
-            reason = f"it has {len(self._names)} parameters; a rule's first two are a parameter and its gradient"
+        if len(self.names) < 2:
+            reason = f"it has {len(self.names)} parameters; a rule's first two are a parameter and its gradient"
             raise InvalidDeclaration(name=name, reason=reason)
-        if len(set(declared)) < len(declared) or set(declared) != set(self._names[2:]):
+        if len(set(declared)) < len(declared) or set(declared) != set(self.names[2:]):
             reason = (
-                f"its parameters after the first two are {', '.join(self._names[2:]) or 'none'}, "
+                f"its parameters after the first two are {', '.join(self.names[2:]) or 'none'}, "
                 f"but state, elements, numbers and flags name {', '.join(declared) or 'none'}"
             )
             raise InvalidDeclaration(name=name, reason=reason)
@@ -148,13 +156,17 @@ class Rule:
         Raises Unsupported for tensors that no kernel serves, before anything is written.
         """
         values: list[Any] = [list(params), list(grads)]
-        values += [arguments.pop(name, None) for name in self._names[2:]]
+        values += [arguments.pop(name, None) for name in self.names[2:]]
         if arguments:
             raise TypeError(f"{self.operator} has no parameter {next(iter(arguments))!r}")
         if not values[0]:
             return
+        on = values[0][0].device.type
+        if on != devices.current.type:
+            reason = f"parameters on {on}, where {devices.current.type} is served"
+            raise Unsupported(name=self.operator, reason=reason)
         pattern = []
-        for i, (name, value) in enumerate(zip(self._names, values, strict=True)):
+        for i, (name, value) in enumerate(zip(self.names, values, strict=True)):
             if name in self.flags:
                 values[i] = bool(value)
                 pattern.append("bool")
@@ -175,7 +187,7 @@ class Rule:
     def kernel(self, states: tuple[str, ...]) -> Pointwise:
         """Return the pointwise kernel that updates the parameter and these states."""
         if states not in self._kernels:
-            written = [0, *map(self._names.index, states)]
+            written = [0, *map(self.names.index, states)]
             self._kernels[states] = Pointwise(
                 self.__name__,
                 self.formula,
@@ -198,7 +210,7 @@ class Rule:
         """Return the overload for a pattern of argument types, registered on first use."""
         with _lock:
             if pattern not in self._overloads:
-                declaration = self._declaration(pattern)
+                declaration = self.declaration(pattern)
                 library.register([declaration])
                 (name,) = declaration.packets
                 op = library.registered()[name]
@@ -207,8 +219,9 @@ class Rule:
                 self._overloads[pattern] = _Overload(library.overload_of(name), op, kernel)
         return self._overloads[pattern]
 
-    def _declaration(self, pattern: tuple[str, ...]) -> Declaration:
-        kinds = dict(zip(self._names, pattern, strict=True))
+    def declaration(self, pattern: tuple[str, ...]) -> Declaration:
+        """Return the declaration of an overload. `pattern` has the type of each parameter, as in a schema."""
+        kinds = dict(zip(self.names, pattern, strict=True))
         states = tuple([name for name in self.state if kinds[name] == "Tensor[]"])
         kernel = self.kernel(states)
         arguments, suffixes = [], []
@@ -222,7 +235,7 @@ class Rule:
         own = self.operator.partition("::")[2] + (f".{'_'.join(suffixes)}" if suffixes else "")
         return Declaration(
             packets=(f"{_NAMESPACE}::{own}",),
-            arguments=self._names,
+            arguments=self.names,
             optional=frozenset(),
             host=self._host(kernel, states),
             family="optim",
@@ -235,7 +248,7 @@ class Rule:
         )
 
     def _host(self, kernel: Pointwise, states: tuple[str, ...]) -> HostFunction:
-        names, elements = self._names, frozenset(self.elements)
+        names, elements = self.names, frozenset(self.elements)
         lists = self._lists
 
         def host(values: Sequence[Any], outs: Sequence[Any]) -> Sequence[Any]:

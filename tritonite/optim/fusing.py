@@ -10,13 +10,15 @@ import torch
 
 from tritonite import devices
 from tritonite.errors import Unsupported, UnsupportedOptimizer
-from tritonite.optim.tensors import Tensors
+from tritonite.optim.tensors import Counts, Tensors
 from tritonite.optim.updates import CLASSES, Served, served
 from tritonite.runtime.opaque import opaque
 
 # Attributes of an optimizer: those that `fuse` replaced, None for one that the optimizer did not have.
 _REPLACED = "_tritonite_replaced"
-_TYPES = (torch.Tensor, torch.nn.Parameter)
+# `Counts` of an optimizer's groups.
+_COUNTS = "_tritonite_counts"
+_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -50,6 +52,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def unfuse(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Give an optimizer its own step back. Returns the optimizer."""
+    vars(optimizer).pop(_COUNTS, None)
     for name, value in vars(optimizer).pop(_REPLACED, {}).items():
         if value is None:
             vars(optimizer).pop(name, None)
@@ -71,9 +74,10 @@ def _step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None)
     """Take a step of the optimizer. `closure` evaluates the model again and returns the loss, which is returned."""
     # What a learning rate scheduler's wrapper of `step` would set.
     self._opt_called = True  # type: ignore[attr-defined]
-    check = getattr(self, "_accelerator_graph_capture_health_check", None)
-    if check is not None and "capturable" in self.defaults:
-        check()
+    if "capturable" in self.defaults:
+        name = "_accelerator_graph_capture_health_check"
+        # Its name before torch 2.12.
+        getattr(self, name if hasattr(self, name) else "_cuda_graph_capture_health_check")()
     loss = None
     if closure is not None:
         with torch.enable_grad():
@@ -81,60 +85,64 @@ def _step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None)
     how = served(self)
     assert how is not None
     with torch.no_grad():
-        for group in self.param_groups:
-            _step_group(self, group, how)
+        for index, group in enumerate(self.param_groups):
+            _step_group(self, index, group, how)
     return loss
 
 
-def _step_group(optimizer: torch.optim.Optimizer, group: dict[str, Any], how: Served) -> None:
-    """Take a step of one parameter group, by the optimizer's own step where no kernel serves the tensors."""
-    params = [param for param in group["params"] if param.grad is not None]
-    if not params:
+def _step_group(optimizer: Any, index: int, group: dict[str, Any], how: Served) -> None:
+    """Take a step of parameter group `index`, by the optimizer's own step where no kernel serves the tensors."""
+    pairs = [(param, grad) for param in group["params"] if (grad := param.grad) is not None]
+    if not pairs:
         return
-    if not _is_served(optimizer, group, params):
+    params, grads = [param for param, _ in pairs], [grad for _, grad in pairs]
+    on = [param.device for param in params]
+    if not _is_served(optimizer, group, params, grads, set(on)):
         _own_step(optimizer, how, group, params)
         return
-    if how.creates_state:
-        _create_state(optimizer, group, params)
-    # SGD without momentum has no state, and a look-up would create an empty one.
-    stateless = not how.creates_state and not group.get("momentum")
-    states = [{} if stateless else optimizer.state[param] for param in params]
+    states: list[dict[str, Any]]
+    if how.creates_state or group["momentum"]:
+        state = optimizer.state
+        states = [state[param] for param in params]
+    else:
+        # SGD without momentum has no state, and a look-up would create an empty one.
+        states = [{} for _ in params]
+    if how.creates_state and not all(states):
+        optimizer._init_group(group, *[[] for _ in range(optimizer._init_group.__code__.co_argcount - 2)])
     kinds: dict[Any, list[int]] = {}
-    for i, (param, state) in enumerate(zip(params, states, strict=True)):
-        kinds.setdefault((param.device, how.kind(state)), []).append(i)
-    for members in kinds.values():
-        own = [params[i] for i in members]
+    for i, kind in enumerate(zip(on, map(how.kind, states), strict=True)):
+        kinds.setdefault(kind, []).append(i)
+    for (device, kind), members in kinds.items():
+        own = Tensors(
+            group,
+            [params[i] for i in members],
+            [grads[i] for i in members],
+            [states[i] for i in members],
+            vars(optimizer).setdefault(_COUNTS, {}).setdefault((index, device, kind), Counts()),
+        )
         try:
-            how.update(Tensors(group, own, [param.grad for param in own], [states[i] for i in members]))
+            how.update(own)
         except Unsupported:
-            _own_step(optimizer, how, group, own)
+            _own_step(optimizer, how, group, own.originals)
 
 
-def _is_served(optimizer: Any, group: dict[str, Any], params: Sequence[torch.Tensor]) -> bool:
+def _is_served(
+    optimizer: Any,
+    group: dict[str, Any],
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    on: set[torch.device],
+) -> bool:
     """Return whether kernels may serve the group: plain dense tensors on the device, and options that rules have."""
-    if group.get("differentiable") or getattr(optimizer, "grad_scale", None) is not None:
+    if group.get("differentiable") or any(device.type != devices.current.type for device in on):
         return False
-    if getattr(optimizer, "found_inf", None) is not None:
+    if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
         return False
-    if group.get("capturable") and any([isinstance(beta, torch.Tensor) for beta in group.get("betas", ())]):
+    if group.get("capturable") and any(isinstance(beta, torch.Tensor) for beta in group.get("betas", ())):
         # torch leaves these tensors on the device.
         return False
-    device = devices.current.type
-    return all(
-        [
-            type(x) in _TYPES and x.layout is torch.strided and x.device.type == device
-            for param in params
-            for x in (param, param.grad)
-        ]
-    )
-
-
-def _create_state(optimizer: Any, group: dict[str, Any], params: Sequence[torch.Tensor]) -> None:
-    """Have the class create the state of parameters without one."""
-    state = optimizer.state
-    if not all([state[param] for param in params]):
-        lists: list[list[Any]] = [[] for _ in range(optimizer._init_group.__code__.co_argcount - 2)]
-        optimizer._init_group(group, *lists)
+    strided = torch.strided
+    return {*map(type, params), *map(type, grads)} <= _TYPES and all([grad.layout is strided for grad in grads])
 
 
 def _own_step(

@@ -457,7 +457,7 @@ def rmsprop(
     exact=("eta", "lambd"),
 )
 def asgd(param, grad, ax, eta, mu, lambd, weight_decay, maximize):
-    """Averaged stochastic gradient descent (Polyak and Juditsky 1992); eta is the step size, mu the average's weight."""
+    """Averaged stochastic gradient descent (Polyak and Juditsky 1992); eta is the step size."""
     grad = _gradient(param, grad, weight_decay, maximize)
     param = param * (1 - lambd * eta).to(param.dtype) - eta.to(param.dtype) * grad
     # At a weight of 1 the average may be infinite.

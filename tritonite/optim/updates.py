@@ -10,7 +10,7 @@ import torch
 from tritonite.errors import Unsupported
 from tritonite.optim import rules
 from tritonite.optim.muon import update_muon
-from tritonite.optim.tensors import Tensors, number, together, values_of
+from tritonite.optim.tensors import Tensors, number, together
 
 
 class Served(NamedTuple):
@@ -70,8 +70,8 @@ def _nadam(own: Tensors) -> None:
         "eps": number(options["eps"]),
         "maximize": options["maximize"],
     }
-    products = [state["mu_product"] for state in own.states]
     if own.on_device:
+        products = [state["mu_product"] for state in own.states]
         shared = {"beta1": beta1, "momentum_decay": momentum_decay}
         arguments |= {"beta2": beta2, "weight_decay": own.weight_decay(), "decoupled": decoupled, **shared}
         rules.nadam_capturable(own.params, own.grads, step=own.steps(), mu_product=products, lr=lr, **arguments)
@@ -82,10 +82,10 @@ def _nadam(own: Tensors) -> None:
     def momentum(step: float) -> float:
         return beta1 * (1 - 0.5 * 0.96 ** (step * momentum_decay))
 
-    counts = values_of(own.steps())
+    counts, earlier = own.on_host("step").values(), own.on_host("mu_product")
     # The products are rounded to their dtype, as torch rounds them.
-    momenta = torch.tensor([momentum(count + 1) for count in counts], dtype=products[0].dtype)
-    rounded = torch.stack(products).cpu() * momenta
+    rounded = torch.tensor(earlier.values(), dtype=earlier.tensors[0].dtype)
+    rounded *= torch.tensor([momentum(count + 1) for count in counts], dtype=rounded.dtype)
 
     def numbers(step: float, product: float) -> dict[str, float]:
         mu, mu_next = momentum(step), momentum(step + 1)
@@ -100,7 +100,7 @@ def _nadam(own: Tensors) -> None:
     arguments |= together([table[pair] for pair in pairs] if len(table) > 1 else list(table.values()))
     rules.nadam(own.params, own.grads, **arguments, **_averages(beta1, beta2), **own.decay(lr, decoupled))
     own.advance()
-    torch._foreach_copy_(products, list(rounded.unbind()))
+    earlier.assign(rounded)
 
 
 def _radam(own: Tensors) -> None:

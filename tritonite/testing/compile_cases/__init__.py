@@ -16,6 +16,7 @@ for _engine in (
     "gemm",
     "histogram",
     "indexing",
+    "optim",
     "rows",
     "searching",
     "sorting",

@@ -12,6 +12,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from tritonite import devices, registry
+from tritonite.engine.lists import elementwise, table
 from tritonite.engine.pointwise import declare as pointwise
 from tritonite.runtime import contract
 from tritonite.runtime.launch import Specialization
@@ -38,6 +39,8 @@ class Case(NamedTuple):
     limits_shared_memory: bool = False
 
 
+# Modules that launch by `Launch` rather than by `libentry`.
+_LAUNCHING = (pointwise, elementwise, table)
 # Yields cases: of every dtype and layout if its argument is true, otherwise a sample of them.
 Make = Callable[[bool], Iterator[Case]]
 GROUPS: dict[str, list[Make]] = {}
@@ -71,7 +74,7 @@ def recorded_launches() -> Iterator[list[Specialization]]:
 
     patches = (
         mock.patch.object(LibEntry, "run", record),
-        mock.patch.object(pointwise, "Launch", launch),
+        *(mock.patch.object(module, "Launch", launch) for module in _LAUNCHING),
         # Sizes of results that a kernel would have counted.
         mock.patch.object(contract, "awaited", lambda numbers: [64] * numbers.numel()),
     )
