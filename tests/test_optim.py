@@ -11,6 +11,8 @@ import pytest
 import torch
 import triton.language as tl
 from conftest import every_second, some
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import (
     ASGD,
     SGD,
@@ -346,6 +348,29 @@ def test_strides_of_parameters_and_gradients_may_differ():
         )
     for own, expected in zip(*found, strict=True):
         assert_near(own, expected)
+
+
+def test_shards_are_updated_where_they_are():
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh(DEVICE, (1,))
+        plain, expected = made(AdamW, {}, False)
+        params = [torch.nn.Parameter(distribute_tensor(x.detach(), mesh, [Shard(0)])) for x in parameters()[:2]]
+        params += parameters()[2:]
+        optimizer = optim.fuse(AdamW(params))
+        for number in (1, 2):
+            gradients(expected, number)
+            for param, other in zip(params, expected, strict=True):
+                whole = isinstance(param, DTensor)
+                param.grad = distribute_tensor(other.grad, mesh, [Shard(0)]) if whole else other.grad
+            plain.step()
+            assert launched(optimizer.step) == 1
+        assert isinstance(optimizer.state[params[0]]["exp_avg"], DTensor)
+        for param, other in zip(params, expected, strict=True):
+            assert_near(param.to_local() if isinstance(param, DTensor) else param, other)
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.declines("sparse gradients take torch's own step")

@@ -10,7 +10,7 @@ import torch
 
 from tritonite import devices
 from tritonite.errors import Unsupported, UnsupportedOptimizer
-from tritonite.optim.tensors import Counts, Tensors
+from tritonite.optim.tensors import Counts, Tensors, is_sharded
 from tritonite.optim.updates import CLASSES, Served, served
 from tritonite.runtime.opaque import opaque
 
@@ -25,8 +25,8 @@ def fuse(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Make an optimizer's `step` one launch for each dtype and device of a parameter group.
 
     The optimizer stays what it is: its class, state_dict, param groups, hooks and learning rate schedulers work as
-    before. Results equal those of `foreach=False` within the resolution of the dtype. Tensors that no kernel serves,
-    such as sparse gradients or tensor subclasses, take the optimizer's own step.
+    before. Results equal those of `foreach=False` within the resolution of the dtype. Shards of DTensors are updated
+    in place. Tensors that no kernel serves, such as sparse gradients, take the optimizer's own step.
 
     Args:
         optimizer: an Adadelta, Adagrad, Adam, AdamW, Adamax, ASGD, Muon, NAdam, RAdam, RMSprop, Rprop or SGD of
@@ -97,7 +97,7 @@ def _step_group(optimizer: Any, index: int, group: dict[str, Any], how: Served) 
         return
     params, grads = [param for param, _ in pairs], [grad for _, grad in pairs]
     on = [param.device for param in params]
-    if not _is_served(optimizer, group, params, grads, set(on)):
+    if not _is_served(optimizer, how, group, params, grads, set(on)):
         _own_step(optimizer, how, group, params)
         return
     states: list[dict[str, Any]]
@@ -128,12 +128,13 @@ def _step_group(optimizer: Any, index: int, group: dict[str, Any], how: Served) 
 
 def _is_served(
     optimizer: Any,
+    how: Served,
     group: dict[str, Any],
     params: Sequence[torch.Tensor],
     grads: Sequence[torch.Tensor],
     on: set[torch.device],
 ) -> bool:
-    """Return whether kernels may serve the group: plain dense tensors on the device, and options that rules have."""
+    """Return whether kernels may serve the group: dense tensors on the device, and options that rules have."""
     if group.get("differentiable") or any(device.type != devices.current.type for device in on):
         return False
     if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
@@ -142,7 +143,19 @@ def _is_served(
         # torch leaves these tensors on the device.
         return False
     strided = torch.strided
-    return {*map(type, params), *map(type, grads)} <= _TYPES and all([grad.layout is strided for grad in grads])
+    if not all([grad.layout is strided for grad in grads]):
+        return False
+    if {*map(type, params), *map(type, grads)} <= _TYPES:
+        return True
+    pairs = zip(params, grads, strict=True)
+    return how.elementwise and all([(type(x) in _TYPES and type(y) in _TYPES) or _alike(x, y) for x, y in pairs])
+
+
+def _alike(param: Any, grad: Any) -> bool:
+    """Return whether a parameter and its gradient are DTensors of the same shards."""
+    if not is_sharded(param) or not is_sharded(grad) or param.device_mesh != grad.device_mesh:
+        return False
+    return param.placements == grad.placements and not any(place.is_partial() for place in param.placements)
 
 
 def _own_step(

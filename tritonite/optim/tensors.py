@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ class Tensors:
 
     Attributes:
         options: the group: its numbers and flags.
-        params, grads: the parameters, and their gradients. Complex tensors are viewed as real ones.
+        params, grads: the parameters, and their gradients, as `plain` returns them.
         on_device: whether the step counts stay on the device, as with `capturable` and `fused`.
         counts: what earlier steps know of the numbers in the states.
     """
@@ -29,19 +30,20 @@ class Tensors:
     ) -> None:
         self.options, self._counts = options, counts
         self.originals, self.states = params, states
-        self._complex = any([param.is_complex() for param in params])
-        self.params, self.grads = self.real(params), self.real(grads)
+        self._plain = not any([param.is_complex() or is_sharded(param) for param in params])
+        self.params, self.grads = self.plain(params), self.plain(grads)
         self.on_device = bool(options.get("capturable") or options.get("fused"))
 
-    def real(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors, complex ones viewed as real."""
-        if not self._complex:
+    def plain(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors: the local shards of DTensors, and complex tensors viewed as real ones."""
+        if self._plain:
             return list(tensors)
-        return [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in tensors]
+        local = [x.to_local() if is_sharded(x) else x for x in tensors]  # type: ignore[attr-defined]
+        return [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in local]
 
     def state(self, name: str, given: bool = True) -> list[torch.Tensor] | None:
         """Return the tensor `name` of each parameter's state; None unless `given`."""
-        return self.real([state[name] for state in self.states]) if given else None
+        return self.plain([state[name] for state in self.states]) if given else None
 
     def number(self, name: str) -> Any:
         """Return a number of the group; a tensor on the device stays there if the step counts do."""
@@ -82,6 +84,12 @@ class Tensors:
     def on_host(self, name: str) -> HostNumbers:
         """Return the numbers `name` of the states, tensors of one element on the CPU."""
         return self._counts.column(self.states, name)
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 class HostNumbers:

@@ -19,12 +19,14 @@ class Served(NamedTuple):
     Attributes:
         own_step: the class's own step, without hooks.
         update: takes a step. Raises Unsupported before anything is written.
+        elementwise: whether an element's update depends on that element alone, so that shards are updated apart.
         creates_state: whether the class's `_init_group` creates the state.
         kind: a function from a parameter's state to a value that is equal for parameters updated together.
     """
 
     own_step: Callable[..., Any]
     update: Callable[[Tensors], None]
+    elementwise: bool = True
     creates_state: bool = True
     kind: Callable[[dict[str, Any]], Any] = lambda state: None
 
@@ -204,7 +206,7 @@ def _sgd(own: Tensors) -> None:
     rules.sgd(
         own.params,
         own.grads,
-        momentum_buffer=own.real(buffers),
+        momentum_buffer=own.plain(buffers),
         momentum=momentum,
         one_minus_dampening=1 - number(options["dampening"]),
         first=first,
@@ -321,6 +323,6 @@ def served(optimizer: torch.optim.Optimizer) -> Served | None:
         own_step = _plain_step(base)
         if isinstance(optimizer, base) and _plain_step(type(optimizer)) is own_step:
             if base is torch.optim.SGD:
-                return Served(own_step, update, False, lambda state: state.get("momentum_buffer") is None)
-            return Served(own_step, update)
+                return Served(own_step, update, True, False, lambda state: state.get("momentum_buffer") is None)
+            return Served(own_step, update, base is not torch.optim.Muon)
     return None

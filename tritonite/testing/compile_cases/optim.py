@@ -11,8 +11,9 @@ import torch
 from tritonite.optim import Rule, rules
 from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, recorded_launches
 
-# States and numbers that a rule need not take.
+# States and numbers that a rule need not take, but for two rules.
 _OPTIONAL = ("max_exp_avg_sq", "momentum_buffer", "grad_avg", "weight_decay", "shrink")
+_TAKING_ALL = (rules.muon_update, rules.lion)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -34,7 +35,7 @@ def _argument(own: Rule, name: str, dtype: torch.dtype, most: bool) -> tuple[str
     """Return type and value of a rule's argument."""
     if name in own.flags:
         return "bool", most
-    if name in _OPTIONAL and name in (*own.state, *own.numbers) and not most:
+    if not most and name in _OPTIONAL and name in (*own.state, *own.numbers) and own not in _TAKING_ALL:
         return "Tensor?", None
     if name in own.numbers:
         # A number for each tensor, and one for all.
