@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 from conftest import every_second, some
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import (
     ASGD,
     SGD,
@@ -32,6 +32,7 @@ import tritonite
 from tritonite import optim
 from tritonite.engine.lists import elementwise
 from tritonite.errors import InvalidArgument, InvalidDeclaration, Unsupported, UnsupportedOptimizer
+from tritonite.install import library, override
 from tritonite.optim import rules
 
 DEVICE = tritonite.device
@@ -110,7 +111,10 @@ def assert_same_state(found, expected, ulps=32):
 
 
 def launched(function, *args):
-    """Return the list launches of a call."""
+    """Return the number of list launches of a call, recorded anew if the native dispatcher has plans."""
+    for name in library.registered():
+        if override._native is not None and name.startswith("tritonite_optim::"):
+            override._native.clear(name)
     with mock.patch.object(elementwise, "_launch", side_effect=elementwise._launch) as launch:
         function(*args)
     return launch.call_count
@@ -356,14 +360,14 @@ def test_shards_are_updated_where_they_are():
     try:
         mesh = init_device_mesh(DEVICE, (1,))
         plain, expected = made(AdamW, {}, False)
-        params = [torch.nn.Parameter(distribute_tensor(x.detach(), mesh, [Shard(0)])) for x in parameters()[:2]]
+        params = [torch.nn.Parameter(DTensor.from_local(x.detach(), mesh, [Shard(0)])) for x in parameters()[:2]]
         params += parameters()[2:]
         optimizer = optim.fuse(AdamW(params))
         for number in (1, 2):
             gradients(expected, number)
             for param, other in zip(params, expected, strict=True):
                 whole = isinstance(param, DTensor)
-                param.grad = distribute_tensor(other.grad, mesh, [Shard(0)]) if whole else other.grad
+                param.grad = DTensor.from_local(other.grad, mesh, [Shard(0)]) if whole else other.grad
             plain.step()
             assert launched(optimizer.step) == 1
         assert isinstance(optimizer.state[params[0]]["exp_avg"], DTensor)
@@ -381,7 +385,7 @@ def test_sparse_gradients_take_the_own_step():
             param = torch.nn.Parameter(parameters(shapes=[(4, 3)])[0].detach())
             optimizer = kind([param], foreach=False)
             optimizer = optim.fuse(optimizer) if fused else optimizer
-            param.grad = torch.sparse_coo_tensor([[1, 3]], torch.ones(2, 3), (4, 3)).to(DEVICE)
+            param.grad = torch.sparse_coo_tensor([[1, 3]], torch.ones(2, 3), (4, 3), check_invariants=False).to(DEVICE)
             optimizer.step()
             found.append(param.detach())
         assert torch.equal(*found)

@@ -177,12 +177,13 @@ class Rule:
             else:
                 pattern.append("Tensor" if isinstance(value, torch.Tensor) else "Scalar")
         overload = self._overloads.get(tuple(pattern)) or self._overload(tuple(pattern))
-        with torch.no_grad():
+        # There is no gradient to record, and autograd's kernel would convert every argument for Python.
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             if overload.kernel is not None and direct.may_pass_by(*values):
                 overload.kernel(*values)
-                direct.increment_versions(overload.op, tuple(values), {})
             else:
                 overload.registered(*values)
+        direct.increment_versions(overload.op, tuple(values), {})
 
     def kernel(self, states: tuple[str, ...]) -> Pointwise:
         """Return the pointwise kernel that updates the parameter and these states."""

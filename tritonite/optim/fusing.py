@@ -10,7 +10,7 @@ import torch
 
 from tritonite import devices
 from tritonite.errors import Unsupported, UnsupportedOptimizer
-from tritonite.optim.tensors import Counts, Tensors, is_sharded
+from tritonite.optim.tensors import ORDINARY, Counts, Tensors, is_sharded
 from tritonite.optim.updates import CLASSES, Served, served
 from tritonite.runtime.opaque import opaque
 
@@ -18,7 +18,6 @@ from tritonite.runtime.opaque import opaque
 _REPLACED = "_tritonite_replaced"
 # `Counts` of an optimizer's groups.
 _COUNTS = "_tritonite_counts"
-_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -109,16 +108,20 @@ def _step_group(optimizer: Any, index: int, group: dict[str, Any], how: Served) 
         states = [{} for _ in params]
     if how.creates_state and not all(states):
         optimizer._init_group(group, *[[] for _ in range(optimizer._init_group.__code__.co_argcount - 2)])
-    kinds: dict[Any, list[int]] = {}
-    for i, kind in enumerate(zip(on, map(how.kind, states), strict=True)):
-        kinds.setdefault(kind, []).append(i)
-    for (device, kind), members in kinds.items():
+    kinds = list(map(how.kind, states)) if how.kind is not None else [None] * len(params)
+    members: dict[Any, Any] = {}
+    if len(set(on)) == len(set(kinds)) == 1:
+        members[on[0], kinds[0]] = range(len(params))
+    else:
+        for i, each in enumerate(zip(on, kinds, strict=True)):
+            members.setdefault(each, []).append(i)
+    for each, indices in members.items():
         own = Tensors(
             group,
-            [params[i] for i in members],
-            [grads[i] for i in members],
-            [states[i] for i in members],
-            vars(optimizer).setdefault(_COUNTS, {}).setdefault((index, device, kind), Counts()),
+            [params[i] for i in indices],
+            [grads[i] for i in indices],
+            [states[i] for i in indices],
+            vars(optimizer).setdefault(_COUNTS, {}).setdefault((index, *each), Counts()),
         )
         try:
             how.update(own)
@@ -145,10 +148,10 @@ def _is_served(
     strided = torch.strided
     if not all([grad.layout is strided for grad in grads]):
         return False
-    if {*map(type, params), *map(type, grads)} <= _TYPES:
+    if {*map(type, params), *map(type, grads)} <= ORDINARY:
         return True
     pairs = zip(params, grads, strict=True)
-    return how.elementwise and all([(type(x) in _TYPES and type(y) in _TYPES) or _alike(x, y) for x, y in pairs])
+    return how.elementwise and all([(type(x) in ORDINARY and type(y) in ORDINARY) or _alike(x, y) for x, y in pairs])
 
 
 def _alike(param: Any, grad: Any) -> bool:

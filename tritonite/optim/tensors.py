@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+ORDINARY = {torch.Tensor, torch.nn.Parameter}
+
 
 class Tensors:
     """Parameters of one group that take a step together.
@@ -30,7 +32,7 @@ class Tensors:
     ) -> None:
         self.options, self._counts = options, counts
         self.originals, self.states = params, states
-        self._plain = not any([param.is_complex() or is_sharded(param) for param in params])
+        self._plain = set(map(type, params)) <= ORDINARY and not any([param.is_complex() for param in params])
         self.params, self.grads = self.plain(params), self.plain(grads)
         self.on_device = bool(options.get("capturable") or options.get("fused"))
 

@@ -21,14 +21,15 @@ class Served(NamedTuple):
         update: takes a step. Raises Unsupported before anything is written.
         elementwise: whether an element's update depends on that element alone, so that shards are updated apart.
         creates_state: whether the class's `_init_group` creates the state.
-        kind: a function from a parameter's state to a value that is equal for parameters updated together.
+        kind: a function from a parameter's state to a value that is equal for parameters updated together; None if
+            all are.
     """
 
     own_step: Callable[..., Any]
     update: Callable[[Tensors], None]
     elementwise: bool = True
     creates_state: bool = True
-    kind: Callable[[dict[str, Any]], Any] = lambda state: None
+    kind: Callable[[dict[str, Any]], Any] | None = None
 
 
 def _betas(own: Tensors) -> tuple[float, float]:
