@@ -33,7 +33,7 @@ from tritonite import optim
 from tritonite.engine.lists import elementwise
 from tritonite.errors import InvalidArgument, InvalidDeclaration, Unsupported, UnsupportedOptimizer
 from tritonite.install import library, override
-from tritonite.optim import rules
+from tritonite.optim import rules, updates
 
 DEVICE = tritonite.device
 SHAPES = [(3, 4), (5,), (), (4, 3)]
@@ -173,11 +173,12 @@ def test_step_counts_on_the_device_give_the_same_numbers(kind, lr):
         assert own["step"].device == ours[1][0].device and own["step"] == other["step"].to(DEVICE)
 
 
-def test_fused_adagrad_keeps_its_steps_on_the_device():
-    options = {"lr_decay": 0.1}
-    ours, theirs = made(Adagrad, {"fused": True, **options}, True), made(Adagrad, options, False)
+@pytest.mark.parametrize("kind", [Adam, Adagrad, SGD])
+def test_options_of_atens_fused_kernels(kind):
+    options = {"lr": 0.1, "weight_decay": 0.1} | ({"momentum": 0.9} if kind is SGD else {})
+    ours, theirs = made(kind, {"fused": True, **options}, True), made(kind, options, False)
     for own in (ours, theirs):
-        step(*own, range(2))
+        step(*own, range(3))
     for found, expected in zip(ours[1], theirs[1], strict=True):
         assert_near(found, expected)
 
@@ -512,6 +513,21 @@ def test_muon(options, dtype):
         for found, expected in zip(ours[1], theirs[1], strict=True):
             # The orthogonalised update is a bfloat16 matrix, times a learning rate of 0.001.
             torch.testing.assert_close(found, expected, rtol=1e-5 if dtype is torch.float32 else 1e-2, atol=5e-5)
+
+
+def test_muon_takes_parts_of_limited_memory(monkeypatch):
+    shapes = [(2, 8), (8, 2), (2, 8), (2, 8)]
+    monkeypatch.setattr(updates, "_MOST_OF_MUON", 32)
+    ours, theirs = (
+        made(TorchMuon, {"ns_steps": 1}, True, shapes=shapes),
+        made(TorchMuon, {"ns_steps": 1}, False, shapes=shapes),
+    )
+    gradients(ours[1], 1)
+    # Momentum and update of two matrices of one shape, and of two of different shapes.
+    assert launched(ours[0].step) == 4
+    step(*theirs, [1])
+    for found, expected in zip(ours[1], theirs[1], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-5)
 
 
 def test_optimizers_that_are_refused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -116,17 +116,29 @@ def _step_group(optimizer: Any, index: int, group: dict[str, Any], how: Served) 
         for i, each in enumerate(zip(on, kinds, strict=True)):
             members.setdefault(each, []).append(i)
     for each, indices in members.items():
-        own = Tensors(
-            group,
-            [params[i] for i in indices],
-            [grads[i] for i in indices],
-            [states[i] for i in indices],
-            vars(optimizer).setdefault(_COUNTS, {}).setdefault((index, *each), Counts()),
-        )
-        try:
-            how.update(own)
-        except Unsupported:
-            _own_step(optimizer, how, group, own.originals)
+        counts = vars(optimizer).setdefault(_COUNTS, {}).setdefault((index, *each), Counts())
+        for part in [indices] if how.most_elements is None else _parts(params, indices, how.most_elements):
+            own = Tensors(group, [params[i] for i in part], [grads[i] for i in part], [states[i] for i in part], counts)
+            try:
+                how.update(own)
+            except Unsupported:
+                _own_step(optimizer, how, group, own.originals)
+
+
+def _parts(params: Sequence[torch.Tensor], indices: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield indices of parameters that have up to `most` elements together, or of one larger parameter.
+
+    Parameters of one shape follow each other.
+    """
+    part: list[int] = []
+    elements = 0
+    for i in sorted(indices, key=lambda i: tuple(params[i].shape)):
+        if part and elements + params[i].numel() > most:
+            yield part
+            part, elements = [], 0
+        part.append(i)
+        elements += params[i].numel()
+    yield part
 
 
 def _is_served(

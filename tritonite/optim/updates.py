@@ -12,6 +12,9 @@ from tritonite.optim import rules
 from tritonite.optim.muon import update_muon
 from tritonite.optim.tensors import Tensors, number, together
 
+# Matrices that Muon orthogonalises together take 256 MiB in bfloat16, and about three times that in an iteration.
+_MOST_OF_MUON = 2**27
+
 
 class Served(NamedTuple):
     """A class of torch.optim that rules compute.
@@ -21,6 +24,7 @@ class Served(NamedTuple):
         update: takes a step. Raises Unsupported before anything is written.
         elementwise: whether an element's update depends on that element alone, so that shards are updated apart.
         creates_state: whether the class's `_init_group` creates the state.
+        most_elements: elements of parameters that are updated together, where an update needs memory; None for all.
         kind: a function from a parameter's state to a value that is equal for parameters updated together; None if
             all are.
     """
@@ -29,6 +33,7 @@ class Served(NamedTuple):
     update: Callable[[Tensors], None]
     elementwise: bool = True
     creates_state: bool = True
+    most_elements: int | None = None
     kind: Callable[[dict[str, Any]], Any] | None = None
 
 
@@ -201,7 +206,7 @@ def _sgd(own: Tensors) -> None:
         rules.sgd(own.params, own.grads, momentum=0.0, one_minus_dampening=1.0, **arguments)
         return
     buffers = [state.get("momentum_buffer") for state in own.states]
-    first = buffers[0] is None
+    first = _has_no_buffer(own.states[0])
     if first:
         buffers = [torch.empty_like(param.grad) for param in own.originals]
     rules.sgd(
@@ -216,6 +221,10 @@ def _sgd(own: Tensors) -> None:
     )
     for state, buffer in zip(own.states, buffers, strict=True):
         state["momentum_buffer"] = buffer
+
+
+def _has_no_buffer(state: dict[str, Any]) -> bool:
+    return state.get("momentum_buffer") is None
 
 
 def _rmsprop(own: Tensors) -> None:
@@ -324,6 +333,8 @@ def served(optimizer: torch.optim.Optimizer) -> Served | None:
         own_step = _plain_step(base)
         if isinstance(optimizer, base) and _plain_step(type(optimizer)) is own_step:
             if base is torch.optim.SGD:
-                return Served(own_step, update, True, False, lambda state: state.get("momentum_buffer") is None)
-            return Served(own_step, update, base is not torch.optim.Muon)
+                return Served(own_step, update, creates_state=False, kind=_has_no_buffer)
+            if base is torch.optim.Muon:
+                return Served(own_step, update, elementwise=False, most_elements=_MOST_OF_MUON)
+            return Served(own_step, update)
     return None
