@@ -570,3 +570,27 @@ def test_a_rule_raises_unsupported_before_it_writes():
     with pytest.raises(Unsupported):
         rules.lion(params, params, exp_avg=params, lr=1.0, beta1=0.9, beta2=0.9, weight_decay=0.0)
     assert not params[0].any()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_compiled_function_takes_a_step():
+    model, loss_of = model_and_loss()
+    optimizer = optim.fuse(AdamW(model.parameters()))
+
+    @torch.compile(backend="eager")
+    def train():
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    losses = [train().item() for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+    assert all(state["step"] == 3 for state in optimizer.state.values())
+    # Dynamo has replaced methods of torch's classes.
+    for kind in (AdamW, SGD, Adagrad):
+        ours, theirs = made(kind, {}, True), made(kind, {}, False)
+        for own in (ours, theirs):
+            step(*own, [0])
+        assert_same_state(ours[0], theirs[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ def unfuse(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _reason(optimizer: torch.optim.Optimizer) -> str:
+    """Return why no rule computes an optimizer's step."""
     if isinstance(optimizer, torch.optim.LBFGS):
         return "L-BFGS evaluates the loss several times in a step"
     if isinstance(optimizer, torch.optim.SparseAdam):
@@ -75,7 +77,7 @@ def _step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None)
     self._opt_called = True  # type: ignore[attr-defined]
     if "capturable" in self.defaults:
         name = "_accelerator_graph_capture_health_check"
-        # Its name before torch 2.12.
+        # Earlier versions of torch have the other name.
         getattr(self, name if hasattr(self, name) else "_cuda_graph_capture_health_check")()
     loss = None
     if closure is not None:
@@ -107,7 +109,8 @@ def _step_group(optimizer: Any, index: int, group: dict[str, Any], how: Served) 
         # SGD without momentum has no state, and a look-up would create an empty one.
         states = [{} for _ in params]
     if how.creates_state and not all(states):
-        optimizer._init_group(group, *[[] for _ in range(optimizer._init_group.__code__.co_argcount - 2)])
+        # The method takes the group and lists to fill. Dynamo wraps it.
+        optimizer._init_group(group, *[[] for _ in list(signature(optimizer._init_group).parameters)[1:]])
     kinds = list(map(how.kind, states)) if how.kind is not None else [None] * len(params)
     members: dict[Any, Any] = {}
     if len(set(on)) == len(set(kinds)) == 1:

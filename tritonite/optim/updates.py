@@ -20,7 +20,7 @@ class Served(NamedTuple):
     """A class of torch.optim that rules compute.
 
     Attributes:
-        own_step: the class's own step, without hooks.
+        own_step: the class's own step, without hooks and without a grad mode.
         update: takes a step. Raises Unsupported before anything is written.
         elementwise: whether an element's update depends on that element alone, so that shards are updated apart.
         creates_state: whether the class's `_init_group` creates the state.
@@ -291,10 +291,12 @@ def _muon(own: Tensors) -> None:
 
 
 def _plain_step(kind: type) -> Callable[..., Any]:
-    """Return the `step` of a class without the hooks and the profile range that torch wraps around it."""
-    step = kind.step  # type: ignore[attr-defined]
-    wrapped: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
-    return wrapped
+    """Return the `step` of a class without torch's wrappers: hooks, profile range, grad mode, and those of Dynamo."""
+    step: Any = kind.step  # type: ignore[attr-defined]
+    while hasattr(step, "__wrapped__") and step.__globals__["__name__"].startswith("torch."):
+        step = step.__wrapped__
+    plain: Callable[..., Any] = step
+    return plain
 
 
 _UPDATES: dict[type, Callable[[Tensors], None]] = {
