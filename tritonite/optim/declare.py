@@ -225,15 +225,17 @@ class Rule:
         kinds = dict(zip(self.names, pattern, strict=True))
         states = tuple([name for name in self.state if kinds[name] == "Tensor[]"])
         kernel = self.kernel(states)
-        arguments, suffixes = [], []
+        arguments = []
+        special: dict[str, list[str]] = {}
         for i, (name, kind) in enumerate(kinds.items()):
             written = i == 0 or name in states
             arguments.append(f"{f'Tensor({_alias(i)}!)[]' if written else kind} {name}")
             if kind == "Tensor?":
-                suffixes.append(f"no_{name}")
+                special.setdefault("without", []).append(name)
             elif kind != "Scalar" and name in self.numbers:
-                suffixes.append(f"{'tensor' if kind == 'Tensor' else 'list'}_{name}")
-        own = self.operator.partition("::")[2] + (f".{'_'.join(suffixes)}" if suffixes else "")
+                special.setdefault("tensor" if kind == "Tensor" else "lists", []).append(name)
+        suffix = "_".join(["_".join((how, *names)) for how, names in special.items()])
+        own = self.operator.partition("::")[2] + (f".{suffix}" if suffix else "")
         return Declaration(
             packets=(f"{_NAMESPACE}::{own}",),
             arguments=self.names,
