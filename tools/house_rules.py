@@ -30,8 +30,8 @@ REASON = "# noqa: BLE001 - "
 MOST_OF_A_KERNEL, MOST_OF_A_FUNCTION, MOST_LINES = 20, 12, 500
 # Begins a comment under a long file's docstring, or in its first line, that says why it is one file.
 LONG = "# Over 500 lines: "
-# Decorators of functions whose parameters are others' to choose: ATen's schema, a command's options.
-SCHEMAS = {"operator", "cuda_operator", "library_operator", "pointwise", "command"}
+# Decorators of functions whose parameters are others' to choose: ATen's schema, a command's options, an update's terms.
+SCHEMAS = {"rule", "operator", "cuda_operator", "library_operator", "pointwise", "command"}
 # `Pointwise`, whose settings are independent and given by name.
 WIDE = {"tritonite/engine/pointwise/declare.py:__init__"}
 

@@ -33,6 +33,7 @@ __all__ = [
     "fused",
     "libentry",
     "ops",
+    "optim",
     "overloads",
     "pointwise_dynamic",
     "report",
@@ -48,7 +49,7 @@ def overloads() -> dict[str, Op]:
 
 
 def __getattr__(name: str) -> _Any:
-    # Importing `fused` registers its operators, which takes milliseconds; do so on first use.
-    if name == "fused":
-        return _importlib.import_module("tritonite.fused")
+    # Importing `fused` registers its operators, and `optim` imports torch.optim, which takes time; do so on first use.
+    if name in ("fused", "optim"):
+        return _importlib.import_module(f"tritonite.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -97,7 +97,7 @@ def _make(
     promotion_methods: Sequence[PromotionMethod] | None,
 ) -> PointwiseFunction:
     """Check the settings of `pointwise_dynamic` against the function, and make the operator."""
-    plain = _scalar_function(function)
+    plain = scalar_function(function)
     name, parameters = plain.__name__, tuple(inspect.signature(plain).parameters)
     _check_settings(name, locals())
     for setting, given in (("num_inputs", num_inputs), ("is_tensor", is_tensor), ("dtypes", number_types)):
@@ -106,7 +106,6 @@ def _make(
             reason = f"{setting} is for {count} parameters, but the function has {len(parameters)}"
             raise InvalidDeclaration(name=name, reason=reason)
     outputs = _output_count(plain, num_outputs, output_dtypes, promotion_methods)
-    _refuse_outer_variables(plain)
     tensors = (True,) * len(parameters)
     if is_tensor is not None:
         tensors = tuple(is_tensor)
@@ -114,9 +113,7 @@ def _make(
         tensors = tuple(kind is None for kind in number_types)
     if not any(tensors):
         raise InvalidDeclaration(name=name, reason="it has no tensor parameter")
-    formula = function if isinstance(function, KernelInterface) else triton.jit(function)
-    if devices.current.interpreted and enclosed(plain):
-        formula = triton.jit(without_enclosed(plain))
+    formula = compiled_formula(function)
     methods = promotion_methods if promotion_methods is not None else [()] * outputs
     return PointwiseFunction(
         formula,
@@ -173,7 +170,16 @@ def _promotion(name: str, method: PromotionMethod, tensors: tuple[bool, ...]) ->
     return tuple(positions) or tuple(i for i, tensor in enumerate(tensors) if tensor), kind
 
 
-def _scalar_function(function: Any) -> Callable[..., Any]:
+def compiled_formula(function: Any) -> Any:
+    """Return the `triton.jit` function of a scalar function. Raises InvalidDeclaration if Triton cannot compile it."""
+    plain = scalar_function(function)
+    _refuse_outer_variables(plain)
+    if devices.current.interpreted and enclosed(plain):
+        return triton.jit(without_enclosed(plain))
+    return function if isinstance(function, KernelInterface) else triton.jit(function)
+
+
+def scalar_function(function: Any) -> Callable[..., Any]:
     """Return the Python function behind a formula. Raises InvalidDeclaration for anything that is not a function."""
     if not callable(function) and not isinstance(function, KernelInterface):
         raise InvalidDeclaration(name=repr(function), reason=f"it is a {type(function).__name__}, not a function")

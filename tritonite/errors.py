@@ -104,6 +104,12 @@ class Unsupported(TritoniteError):
     template = "{name} cannot take these arguments: {reason}"
 
 
+class UnsupportedOptimizer(TritoniteError):
+    """Raised by `tritonite.optim.fuse` for an optimizer whose step it cannot compute."""
+
+    template = "{name} cannot be fused: {reason}. Served are {served} of torch.optim, without differentiable=True."
+
+
 class NoGradient(TritoniteError):
     """Raised by a backward pass through an operator of `pointwise_dynamic` without a gradient."""
 

@@ -3,8 +3,8 @@
 - `elementwise.py`: a formula over lists; groups tensors by dtypes and alignment. Its host function is `apply`.
 - `table.py`: `Table`, addresses, sizes and numbers of a list in device memory, and the kernel that writes them there.
 - `kernels.py`: `elementwise_list`, which serves all formulas, and how a program finds its tensor.
-- `reduce.py`, `reduce_kernels.py`: reductions of each tensor of a list, and of all tensors together, in partial states by
-  program and a second launch that combines them in order; products with a factor in memory, checked for inf and nan.
+- `reduce.py`, `reduce_kernels.py`: reductions of each tensor of a list, and of all tensors together. Programs write
+  partial states, which a second launch combines in order. Also products with a factor in memory that look for inf.
 - `pairs.py`: copies of pairs of tensors with layouts of their own, for `cat` and `split`.
 
 A call of `_foreach_add_(xs, ys, alpha=2)`:

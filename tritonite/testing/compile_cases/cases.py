@@ -72,7 +72,7 @@ def recorded_launches() -> Iterator[list[Specialization]]:
     def record(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(kernel.specialization(args, kwargs))
 
-    patches = (
+    patches: tuple[Any, ...] = (
         mock.patch.object(LibEntry, "run", record),
         *(mock.patch.object(module, "Launch", launch) for module in _LAUNCHING),
         # Sizes of results that a kernel would have counted.
