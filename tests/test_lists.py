@@ -7,7 +7,7 @@ import torch
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.lists import table
+from tritonite.engine.lists import elementwise, table
 from tritonite.ops import aten
 from tritonite.registry import overloads
 from tritonite.runtime.recorder import record
@@ -149,9 +149,10 @@ def test_a_plan_for_aligned_addresses_does_not_serve_others(device, path):
 def test_a_tensor_for_all_and_numbers_in_a_vector(device):
     xs, ys = tensors(*SHAPES), tensors(*SHAPES)
     two = torch.tensor(2.0, device=device)
-    compare(torch._foreach_mul, xs, two)
-    compare(torch._foreach_add, xs, two, alpha=3)
-    compare(torch._foreach_div_, xs, torch.tensor(4.0, dtype=torch.float64, device=device))
+    # Python's binding takes such a tensor for a number, if it is on the CPU.
+    compare(torch.ops.aten._foreach_mul.Tensor, xs, two)
+    compare(torch.ops.aten._foreach_add.Tensor, xs, two, alpha=3)
+    compare(torch.ops.aten._foreach_div_.Tensor, xs, torch.tensor(4.0, dtype=torch.float64, device=device))
     compare(torch._foreach_addcdiv, xs, ys, [y + 5 for y in ys], torch.arange(float(len(xs))))
     assert served("_foreach_addcdiv.Tensor") == served("_foreach_div_.Tensor") == 1
 
@@ -284,7 +285,7 @@ def refused(xs, device):
         "roots in place": lambda: torch._foreach_sqrt_(whole),
         "bools subtracted": lambda: torch._foreach_sub([x > 0 for x in xs], [x > 0 for x in xs]),
         "integers divided": lambda: torch._foreach_addcdiv(whole, whole, whole),
-        "a vector for all": lambda: torch._foreach_mul(xs, torch.ones(2, device=device)),
+        "a vector for all": lambda: torch.ops.aten._foreach_mul.Tensor(xs, torch.ones(2, device=device)),
         "a number for a vector": lambda: torch._foreach_addcmul(xs, xs, xs, torch.tensor(1.0)),
         "a short vector": lambda: torch._foreach_addcmul(xs, xs, xs, torch.ones(1)),
         "another dtype": lambda: torch.ops.aten._foreach_add.Scalar_out(xs, 1, out=[x.double() for x in xs]),
@@ -321,6 +322,20 @@ def test_limits_hold_for_each_number(device, path):
         except RuntimeError as error:
             assert "overflow" in str(error)
     assert "a number outside the range that kernels serve" in tritonite.stats()["_foreach_add.ScalarList"].declined
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "element"), [(torch.int32, "i64", "*i32"), (torch.float16, "fp64", "*fp16")], ids=str
+)
+def test_operands_for_all_tensors_have_tritons_types(dtype, number, element, device, monkeypatch):
+    found = []
+    monkeypatch.setattr(elementwise, "Launch", lambda own, _: found.append(own) or (lambda *_: None))
+    xs = tensors(*SHAPES, dtype=dtype)
+    with tritonite.use_gems(include="*"):
+        torch._foreach_add(xs, 2)
+        torch.ops.aten._foreach_add.Tensor(xs, torch.ones((), dtype=dtype, device=device))
+    # The second operand of each is alpha.
+    assert [own.signature["operands"] for own in found] == [(number, number), (element, number)]
 
 
 def test_explain_names_the_kernels(device):

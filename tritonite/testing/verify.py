@@ -182,9 +182,12 @@ def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
 def _exact(function: Any, op: Op, sample: Any, template: Any) -> Any:
     """Return the result of the family's reference, which has no outputs, or else of ATen."""
     reference = REFERENCES.get(op.overload, REFERENCES.get(op.packet))
+    copied = sample.map(_clone)
+    if reference is None and isinstance(template, list) and (form := _functional_form(op)) is not None:
+        # ATen converts no result to the dtype of an output in a list, which is float64 here.
+        return copied.args, dict(zip(op.out_names, [form(*copied.args, **copied.kwargs)], strict=True))
     if reference is None:
         return _call(function, op, sample, template)
-    copied = sample.map(_clone)
     return reference(*copied.args, **copied.kwargs)
 
 

@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dtypes import TRITON_DTYPES
+from tritonite.dtypes import TRITON_DTYPES, TRITON_NAMES
 from tritonite.engine.iteration import (
     common_device,
     contiguous_strides,
@@ -34,6 +34,8 @@ from tritonite.runtime.symbols import number_type
 
 # Programs of a launch, in units of the programs that fill the device, up to which a program handles one block.
 _WAVES = 4
+# Triton's names of its types in signatures.
+_TYPE_NAMES = {TRITON_DTYPES[dtype]: name for dtype, name in TRITON_NAMES.items()}
 # The most blocks of a program.
 _MOST_STEPS = 16
 
@@ -329,7 +331,7 @@ def _variant(formula: Any, layout: ListLayout, block: int, asserting: bool) -> S
     device = devices.current
     kinds = tuple(
         [
-            f"*{own.memory}" if own.kind == "tensor" else str(own.memory)
+            f"*{_TYPE_NAMES[own.memory]}" if own.kind == "tensor" else _TYPE_NAMES[own.memory]
             for own in layout.parameters
             if own.kind in ("number", "tensor")
         ]
