@@ -1,7 +1,6 @@
 """Attention against its definition in float64, and against ATen's kernel for CPUs."""
 # Over 500 lines: every backend's forward and backward calls share the references and fixtures here.
 
-import dataclasses
 import itertools
 import math
 
@@ -482,13 +481,13 @@ def test_references_judge_cuda_only_operators(kind, suffix):
 @only_cpu
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
-def test_calls_that_atens_backend_serves_faster_decline(kind, suffix, monkeypatch):
+def test_calls_that_atens_backend_serves_faster_decline(kind, suffix, change_device, monkeypatch):
     """The comparison is with the backend and the pass of the operator that is called."""
     asked = []
     monkeypatch.setattr(
         problem.table, "aten_is_faster", lambda backend, *given: asked.append((backend, given[0])) or True
     )
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia"))
+    change_device(kind="nvidia")
     monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
     op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
     sample = next(iter(samples(op, torch.float16, tritonite.device)))
@@ -502,9 +501,9 @@ def test_calls_that_atens_backend_serves_faster_decline(kind, suffix, monkeypatc
 
 
 @only_cpu
-def test_devices_without_measurements_decline(monkeypatch):
+def test_devices_without_measurements_decline(change_device):
     """A device without measurements of its own declines where ATen is faster on other devices."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
+    change_device(aten_measured=True)
     operands = _operands()
     with (
         contract.under(contract.settings_of()._replace(faster_only=True)),

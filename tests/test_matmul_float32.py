@@ -104,9 +104,9 @@ def test_infinite_sums_are_computed_again(in_python):
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_products_with_activations_use_the_portable_kernel(monkeypatch, splits):
+def test_products_with_activations_use_the_portable_kernel(change_device, splits, monkeypatch):
     """An activation is a Triton function, whose blocks have no layout in Gluon. With split-K it follows the sum."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, interpreted=False))
+    change_device(interpreted=False)
     tile, launched = _TILES[0]._replace(splits=splits), []
     for kernel in (gemm_launch.multiply_tiles, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):
         monkeypatch.setattr(kernel, "run", lambda *_, name=kernel.jit.__name__, **given: launched.append(name))
