@@ -11,35 +11,33 @@ from tritonite.engine.gemm.table import Config
 from tritonite.testing.judge import assert_close, terms
 
 # The family's module, whose name is its operator's in `tritonite.ops`.
-
-# The family's module, whose name is its operator's in `tritonite.ops`.
 matmul = sys.modules["tritonite.ops.matmul"]
 CONFIGS = {
     "pointers": Config(32, 32, 16),
-    "split": Config(16, 64, 16, splits=3),
+    "split-K": Config(16, 64, 16, splits=3),
     "one row": Config(1, 32, 32),
-    "one row, split": Config(1, 32, 32, splits=2),
+    "one row, split-K": Config(1, 32, 32, splits=2),
     "four rows": Config(4, 32, 32),
-    "four rows, split": Config(4, 32, 32, splits=2),
+    "four rows, split-K": Config(4, 32, 32, splits=2),
     "descriptors": Config(32, 64, 32, descriptors=True),
-    "descriptors, split": Config(32, 64, 32, descriptors=True, splits=3),
-    "halves": Config(64, 32, 32, descriptors=True, split_store=True),
+    "descriptors, split-K": Config(32, 64, 32, descriptors=True, splits=3),
+    "split_store": Config(64, 32, 32, descriptors=True, split_store=True),
     "transposed": Config(64, 32, 32, descriptors=True, transposed=True),
-    "transposed, split": Config(64, 16, 32, transposed=True, splits=3),
-    "three parts": Config(64, 64, 32, bf16x6=True),
+    "transposed, split-K": Config(64, 16, 32, transposed=True, splits=3),
+    "bf16x6": Config(64, 64, 32, bf16x6=True),
 }
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
 # Warp-specialised tiles.
 _SPECIALIZED = Config(128, 128, 64, 8, 4, descriptors=True, warp_specialize=True)
 SPECIALIZED = {
     "wide": _SPECIALIZED._replace(BLOCK_N=256, num_stages=3),
-    "high": _SPECIALIZED._replace(BLOCK_M=256, GROUP_M=1),
-    "halves": _SPECIALIZED._replace(split_store=True, num_stages=6),
-    "three groups": _SPECIALIZED._replace(BLOCK_M=192, num_warps=12, num_stages=2),
-    "one group, twice": _SPECIALIZED._replace(BLOCK_M=64, num_warps=4, num_stages=3, programs=2),
+    "tall": _SPECIALIZED._replace(BLOCK_M=256, GROUP_M=1),
+    "split_store": _SPECIALIZED._replace(split_store=True, num_stages=6),
+    "three consumer groups": _SPECIALIZED._replace(BLOCK_M=192, num_warps=12, num_stages=2),
+    "two programs": _SPECIALIZED._replace(BLOCK_M=64, num_warps=4, num_stages=3, programs=2),
     "transposed": _SPECIALIZED._replace(BLOCK_N=16, transposed=True),
-    "split": _SPECIALIZED._replace(num_stages=3, splits=3),
-    "transposed, split": _SPECIALIZED._replace(BLOCK_N=32, transposed=True, splits=2),
+    "split-K": _SPECIALIZED._replace(num_stages=3, splits=3),
+    "transposed, split-K": _SPECIALIZED._replace(BLOCK_N=32, transposed=True, splits=2),
     "more columns": _SPECIALIZED._replace(MORE_N=64, split_store=True),
     "more columns, transposed": _SPECIALIZED._replace(BLOCK_N=64, MORE_N=16, transposed=True, splits=2),
     "ping-pong": _SPECIALIZED._replace(split_store=True, num_stages=6, pingpong=True),

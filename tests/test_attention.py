@@ -115,7 +115,7 @@ def test_sizes_of_heads(D, V):
         _check(*_operands(S=17, T=19, D=D, V=V))
 
 
-@pytest.mark.skipif(not tritonite.backend.interpreted, reason="sizes so far apart are declined on GPUs")
+@pytest.mark.skipif(not tritonite.backend.interpreted, reason="GPUs decline head sizes that differ so much")
 @pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (16, 16)), (80, 16, (128, 32)), (8, 256, (32, 256))])
 def test_narrow_heads_with_wide_ones_are_padded(D, V, blocks):
     """Products on Hopper need 16 columns for each of the two warp groups that split them."""
@@ -261,11 +261,11 @@ def test_strided_operands_that_aten_misreads():
     op = tritonite.overloads()[f"{_CPU}_backward"]
     query, key, value = _operands()
     out, logsumexp = tritonite.overloads()[_CPU](query, key, value)
-    apart = out.mT.contiguous().mT
+    strided = out.mT.contiguous().mT
     with pytest.raises(Decline):
-        op(out, query, key, value, apart, logsumexp, 0.0, False)
+        op(out, query, key, value, strided, logsumexp, 0.0, False)
     expected = op(out, query, key, value, out, logsumexp, 0.0, False)
-    assert all(map(torch.equal, op(apart, query, key, value, out, logsumexp, 0.0, False), expected))
+    assert all(map(torch.equal, op(strided, query, key, value, out, logsumexp, 0.0, False), expected))
 
 
 @only_cpu
@@ -431,8 +431,8 @@ def test_layouts_of_results_are_atens(name):
             count += isinstance(aten, torch.Tensor)
             if isinstance(aten, torch.Tensor):
                 assert (own.dtype, own.shape) == (aten.dtype, aten.shape), sample.label
-                apart = [i for i, size in enumerate(aten.shape) if size > 1]
-                assert [own.stride(i) for i in apart] == [aten.stride(i) for i in apart], sample.label
+                varying = [i for i, size in enumerate(aten.shape) if size > 1]
+                assert [own.stride(i) for i in varying] == [aten.stride(i) for i in varying], sample.label
             else:
                 assert own == aten
     assert count > 20

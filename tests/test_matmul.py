@@ -6,8 +6,6 @@ import math
 import pytest
 import torch
 from conftest import FULL, some
-
-# The family's module, whose name is its operator's in `tritonite.ops`.
 from products import CONFIGS, FLOATS, SPECIALIZED, check, laid_out, matmul, normal, on_sm_90
 
 import tritonite
@@ -35,7 +33,7 @@ def test_every_kernel_in_every_layout(name, dtype, layouts, use_config, set_copy
     columns = 104 if FULL or config.BLOCK_M != 4 else 40
     a, b = laid_out(rows, 80, layouts[0], dtype), laid_out(80, columns, layouts[1], dtype)
     if config.descriptors and "strided" in layouts:
-        pytest.skip("no descriptor tells of elements apart from each other")
+        pytest.skip("TMA needs a contiguous dimension")
     check(matmul.mm(a, b)[0], torch.mm, a, b)
     assert descriptors == ["strided" not in layouts]
     a, b = laid_out(rows, 48, layouts[0], dtype, (3,)), laid_out(48, 40, layouts[1], dtype, (3,))
@@ -66,8 +64,8 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use_config):
 @pytest.mark.parametrize(
     ("K", "offset", "beyond"), [(65, 0, 0), (65, 1, 0), (65, 3, 5), (64, 6, 3), (66, 0, 0), (68, 4, 0)]
 )
-@pytest.mark.parametrize("name", ["pointers", "split", "four rows, split"])
-def test_columns_that_begin_alike(name, K, offset, beyond, batches, use_config, change_tables):
+@pytest.mark.parametrize("name", ["pointers", "split-K", "four rows, split-K"])
+def test_strided_columns_of_any_alignment(name, K, offset, beyond, batches, use_config, change_tables):
     """The second operand has any alignment and odd columns, which are followed by other columns or by nan."""
     change_tables(gemm={"alike_columns": 10, "strided_k": 10, "strided_k_vectors": 10, "cached_bytes": 0})
     config = CONFIGS[name]
@@ -86,7 +84,7 @@ def test_columns_that_begin_alike(name, K, offset, beyond, batches, use_config, 
     check(matmul.bmm(*few_columns)[0], torch.bmm, *few_columns)
 
 
-@pytest.mark.parametrize("name", ["split", "four rows, split"])
+@pytest.mark.parametrize("name", ["split-K", "four rows, split-K"])
 def test_columns_of_equal_alignment_have_equal_tiles_in_all_slices(name, use_config, change_tables):
     """The product fits in the cache, and its partial products do not."""
     a, b = normal(5, 66, dtype=torch.float16), normal(299, 66, dtype=torch.float16).mT
@@ -130,7 +128,7 @@ def test_few_columns_of_column_major_operands(rows, use_config):
     check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
-@pytest.mark.parametrize("name", ["descriptors", "transposed", "transposed, split"])
+@pytest.mark.parametrize("name", ["descriptors", "transposed", "transposed, split-K"])
 def test_a_vector_is_a_column_or_a_row(name, use_config):
     use_config(CONFIGS[name])
     a, x = normal(72, 80, dtype=torch.bfloat16), normal(80, dtype=torch.bfloat16)
@@ -187,7 +185,7 @@ def test_warp_specialised_products_have_two_stages(result, use_config, monkeypat
 @pytest.mark.parametrize(
     ("name", "kind"),
     some(
-        ["pointers", "split", "descriptors", "descriptors, split", "halves"],
+        ["pointers", "split-K", "descriptors", "descriptors, split-K", "split_store"],
         ["row", "column", "full", "number", "batch"],
         turns=2,
     ),
@@ -202,7 +200,7 @@ def test_addends(name, kind, use_config):
 
 @pytest.mark.parametrize(
     "config",
-    [CONFIGS[name] for name in ("descriptors", "transposed", "descriptors, split")]
+    [CONFIGS[name] for name in ("descriptors", "transposed", "descriptors, split-K")]
     + [pytest.param(config, marks=on_sm_90) for config in SPECIALIZED.values()],
 )
 def test_addends_may_be_the_output(config, use_config):
@@ -215,7 +213,7 @@ def test_addends_may_be_the_output(config, use_config):
     torch.testing.assert_close(x.double(), expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["pointers", "split", "descriptors"])
+@pytest.mark.parametrize("name", ["pointers", "split-K", "descriptors"])
 @pytest.mark.parametrize("use_gelu", [False, True])
 def test_activations(name, use_gelu, use_config):
     use_config(CONFIGS[name])
@@ -224,7 +222,7 @@ def test_activations(name, use_gelu, use_config):
     check(matmul._addmm_activation(*args, 1, 0.25, use_gelu)[0], function, *args, alpha=0.25, use_gelu=use_gelu)
 
 
-@pytest.mark.parametrize("name", ["pointers", "split"])
+@pytest.mark.parametrize("name", ["pointers", "split-K"])
 def test_batches_that_are_summed(name, use_config):
     use_config(CONFIGS[name])
     x, a, b = normal(40), normal(5, 33, 50), normal(5, 50, 40)
@@ -247,7 +245,7 @@ def test_blocks_as_long_as_a_short_inner_dimension(rows, inner, config, use_conf
     check(matmul.bmm(a, b)[0], torch.bmm, a, b)
 
 
-@pytest.mark.parametrize("name", ["pointers", "three parts", "four rows"])
+@pytest.mark.parametrize("name", ["pointers", "bf16x6", "four rows"])
 def test_infinities_nan_and_extreme_values(name, use_config):
     use_config(CONFIGS[name])
     a, b = normal(64, 32), normal(32, 64)

@@ -6,8 +6,6 @@ import random
 import pytest
 import torch
 from conftest import FULL, some
-
-# The family's module, whose name is its operator's in `tritonite.ops`.
 from products import FLOATS, LAYOUTS, check, laid_out, matmul, normal
 
 import tritonite
@@ -264,7 +262,7 @@ def test_tf32_where_torch_allows_it(monkeypatch):
             torch.backends.cuda.matmul.fp32_precision = setting
             matmul.mm(normal(4, 4), normal(4, 4))
             matmul.mm(normal(4, 4).double(), normal(4, 4).double())
-        torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("tall")
         matmul.mm(normal(4, 4), normal(4, 4))
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -7,8 +7,6 @@ import types
 import pytest
 import torch
 from conftest import FULL, calls_through, some
-
-# The family's module, whose name is its operator's in `tritonite.ops`.
 from products import CONFIGS, LAYOUTS, SPECIALIZED, check, laid_out, matmul, normal
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -22,7 +20,7 @@ from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.gemm.work import Epilogue
 
-# The rule, for the H200's tables.
+# Batches, M, N and K of products for which the rule chooses tiles.
 CASES = [
     (1, 4096, 4096, 4096),
     (1, 8192, 8192, 1024),
@@ -43,17 +41,17 @@ def test_the_rule_fits_the_device(case, dtypes, descriptors, change_device):
     config = select.choose(problem, device, descriptors)
     K = case[3]
     assert 1 <= config.splits <= max(1, K // config.BLOCK_K)
-    for beside in (0, 4):
-        fitting, result = select.fitting(config, problem, device, beside), dtypes[1].itemsize + beside
+    for epilogue_bytes in (0, 4):
+        fitting, result = select.fitting(config, problem, device, epilogue_bytes), dtypes[1].itemsize + epilogue_bytes
         assert fitting.num_stages > 1
         assert fitting.shared(dtypes[0].itemsize, result if config.descriptors else 0) <= devices.current.shared_memory
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_rule_divides_work_where_it_can_be(case, change_device, monkeypatch):
+def test_the_rule_warp_specialises_where_possible(case, change_device, monkeypatch):
     change_device(kind="nvidia", programs=1056)
-    half, device = Problem(*case, torch.bfloat16, torch.bfloat16, True, True), torch.device("cpu")
-    float8 = half._replace(dtype=torch.float8_e4m3fn, blockwise=True)
+    bf16, device = Problem(*case, torch.bfloat16, torch.bfloat16, True, True), torch.device("cpu")
+    float8 = bf16._replace(dtype=torch.float8_e4m3fn, blockwise=True)
 
     def warp_specialized(problem, descriptors=True, can=True):
         config = select.fitting(select.rule(problem, device, descriptors, can), problem, device)
@@ -64,14 +62,14 @@ def test_the_rule_divides_work_where_it_can_be(case, change_device, monkeypatch)
         )
         return config.warp_specialize
 
-    assert not any(map(warp_specialized, (half, float8)))
+    assert not any(map(warp_specialized, (bf16, float8)))
     monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
-    for problem in (half, float8, half._replace(result=torch.float32)):
+    for problem in (bf16, float8, bf16._replace(result=torch.float32)):
         warp_specialized(problem)
-    assert not warp_specialized(half, can=False)
-    assert not warp_specialized(half, descriptors=False)
+    assert not warp_specialized(bf16, can=False)
+    assert not warp_specialized(bf16, descriptors=False)
     assert not warp_specialized(float8._replace(b_inner=False))
-    assert not warp_specialized(half._replace(dtype=torch.float32))
+    assert not warp_specialized(bf16._replace(dtype=torch.float32))
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -100,10 +98,10 @@ def test_explain_shows_the_tile(device, use_config):
     assert "BLOCK_M 32" in found and "BLOCK_N 64" in found and "BLOCK_K 16" in found
 
 
-def _laid_anyhow(draw, batches, rows, columns, dtype):
-    """Return matrices in rows or columns, with or without gaps within and between them, at any address."""
+def _any_layout(draw, batches, rows, columns, dtype):
+    """Return row-major or column-major matrices, with or without gaps within and between them, at any address."""
     if draw.random() < 0.4:
-        return _laid_anyhow(draw, batches, columns, rows, dtype).mT
+        return _any_layout(draw, batches, columns, rows, dtype).mT
     # Mostly no gap, or a gap of 16 bytes.
     gaps = [0] * 6 + [1, 16 // dtype.itemsize]
     row = columns + draw.choice(gaps)
@@ -148,9 +146,9 @@ def test_descriptors_address_aligned_memory_only(config, dtype, set_copy_time, m
         sizes = draw.choice([[1, 2, 7, 8, 17, 64, 70, 72, 127, 128, 510], [16, 64, 128, 208]])
         M, N, K = (draw.choice(sizes) for _ in range(3))
         batches = draw.choice([1, 1, 1, 3])
-        a, b = _laid_anyhow(draw, batches, M, K, dtype), _laid_anyhow(draw, batches, K, N, dtype)
+        a, b = _any_layout(draw, batches, M, K, dtype), _any_layout(draw, batches, K, N, dtype)
         result = {torch.int8: torch.int32}.get(dtype, draw.choice([dtype, torch.float32]))
-        out = _laid_anyhow(draw, batches, M, N, result)
+        out = _any_layout(draw, batches, M, N, result)
         added = (
             Epilogue(draw.choice([out, out[:1, :1], out[:, :, :1]]), beta=1.0) if draw.random() < 0.5 else Epilogue()
         )
@@ -177,7 +175,7 @@ def test_long_16_bit_operands_of_odd_sizes_are_copied_for_descriptors(layouts, u
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "second"), some(["three parts", "transposed, split", "four rows"], LAYOUTS, LAYOUTS, turns=3)
+    ("name", "first", "second"), some(["bf16x6", "transposed, split-K", "four rows"], LAYOUTS, LAYOUTS, turns=3)
 )
 def test_long_float32_operands_of_odd_sizes_are_copied_with_zero_padding(
     name, first, second, use_config, set_copy_time, monkeypatch

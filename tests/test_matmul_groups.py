@@ -4,8 +4,6 @@ import contextlib
 
 import pytest
 import torch
-
-# The family's module, whose name is its operator's in `tritonite.ops`.
 from products import SPECIALIZED, check, matmul, normal, on_sm_90
 
 import tritonite
@@ -36,19 +34,19 @@ def test_groups_end_within_their_rows(ends):
 def test_groups(dtype, ends, use_config):
     use_config(Config(32, 32, 32, descriptors=True))
     offs = torch.tensor(ends, dtype=torch.int32, device=tritonite.device)
-    parts = list(zip((0, *ends[:-1]), ends, strict=True))
+    ranges = list(zip((0, *ends[:-1]), ends, strict=True))
     rows, square = normal(200, 64, dtype=dtype), normal(4, 64, 48, dtype=dtype)
     for b in (square, normal(4, 48, 64, dtype=dtype).mT):
         (out,) = matmul._grouped_mm(rows, b, offs, None, None)
-        for own, (begin, end) in zip(b, parts, strict=True):
+        for own, (begin, end) in zip(b, ranges, strict=True):
             check(out[begin:end].contiguous(), torch.mm, rows[begin:end], own)
     for second in (normal(64, 200, dtype=dtype), normal(200, 64, dtype=dtype).mT):
         (out,) = matmul._grouped_mm(square.mT.contiguous(), second, offs, None, None)
-        for own, (begin, end) in zip(square.mT, parts, strict=True):
+        for own, (begin, end) in zip(square.mT, ranges, strict=True):
             check(out[:, begin:end].contiguous(), torch.mm, own, second[:, begin:end])
     for first in (normal(72, 200, dtype=dtype), normal(200, 72, dtype=dtype).mT):
         (out,) = matmul._grouped_mm(first, rows, offs, None, None)
-        for own, (begin, end) in zip(out, parts, strict=True):
+        for own, (begin, end) in zip(out, ranges, strict=True):
             check(own.contiguous(), torch.mm, first[:, begin:end], rows[begin:end])
 
 
@@ -98,7 +96,7 @@ def test_scaled(rows, dtype, use_fast_accum):
 
 
 @on_sm_90
-@pytest.mark.parametrize("name", ["wide", "halves", "three groups"])
+@pytest.mark.parametrize("name", ["wide", "split_store", "three consumer groups"])
 @pytest.mark.parametrize("use_fast_accum", [False, True])
 def test_warp_specialised_scaled_products(name, use_fast_accum, use_config):
     use_config(SPECIALIZED[name]._replace(BLOCK_N=128, BLOCK_K=128, num_stages=3))
