@@ -256,13 +256,13 @@ def test_float32_results_that_aten_has_on_cuda_only(packet):
 
 def test_tf32_where_torch_allows_it(monkeypatch):
     taken, before = [], torch.backends.cuda.matmul.fp32_precision
-    monkeypatch.setattr(matmul, "product", lambda *args, precision, **keywords: taken.append(precision))
+    monkeypatch.setattr(matmul, "product", lambda a, b, out, added, sums, **_: taken.append(sums.precision))
     try:
         for setting in ("ieee", "tf32"):
             torch.backends.cuda.matmul.fp32_precision = setting
             matmul.mm(normal(4, 4), normal(4, 4))
             matmul.mm(normal(4, 4).double(), normal(4, 4).double())
-        torch.set_float32_matmul_precision("tall")
+        torch.set_float32_matmul_precision("high")
         matmul.mm(normal(4, 4), normal(4, 4))
     finally:
         torch.set_float32_matmul_precision("highest")
