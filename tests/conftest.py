@@ -15,6 +15,8 @@ import torch
 
 from tritonite import devices
 from tritonite.engine import multinomial, random
+from tritonite.engine.gemm import cost_pointers, select
+from tritonite.engine.gemm.table import LIMITS
 from tritonite.engine.histogram import HISTOGRAM
 from tritonite.engine.indexing.table import INDEXING
 from tritonite.engine.norm.table import NORM
@@ -139,6 +141,7 @@ def change_device(monkeypatch):
 
 
 TABLES = {
+    "gemm": LIMITS,
     "histogram": HISTOGRAM,
     "indexing": INDEXING,
     "norm": NORM,
@@ -173,6 +176,34 @@ def change_tables(monkeypatch):
             table = TABLES[engine]
             monkeypatch.setitem(table, devices.current.kind, _replaced(table[devices.current.kind], fields))
         forget_plans()
+
+    return change
+
+
+@pytest.fixture
+def use_config(monkeypatch):
+    """Return a function that makes every product use a config, and the list of whether each could use descriptors."""
+    descriptors = []
+
+    def prepare(config):
+        monkeypatch.setattr(
+            select, "choose", lambda problem, device, can, warp_specialized: descriptors.append(can) or config
+        )
+        monkeypatch.setattr(select, "for_groups", lambda problem, device: config)
+        return descriptors
+
+    return prepare
+
+
+@pytest.fixture
+def set_copy_time(monkeypatch):
+    """Return a function that sets the estimated time of a product's padded copy.
+
+    A time of less than 0 makes every product copy what it can, and `math.inf` none.
+    """
+
+    def change(microseconds):
+        monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: microseconds * len(sizes) if sizes else 0.0)
 
     return change
 

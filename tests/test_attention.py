@@ -1,7 +1,6 @@
 """Attention against its definition in float64, and against ATen's kernel for CPUs."""
 # Over 500 lines: every backend's forward and backward calls share the references and fixtures here.
 
-import dataclasses
 import itertools
 import math
 
@@ -116,7 +115,7 @@ def test_sizes_of_heads(D, V):
         _check(*_operands(S=17, T=19, D=D, V=V))
 
 
-@pytest.mark.skipif(not tritonite.backend.interpreted, reason="sizes so far apart are declined on GPUs")
+@pytest.mark.skipif(not tritonite.backend.interpreted, reason="GPUs decline head sizes that differ so much")
 @pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (16, 16)), (80, 16, (128, 32)), (8, 256, (32, 256))])
 def test_narrow_heads_with_wide_ones_are_padded(D, V, blocks):
     """Products on Hopper need 16 columns for each of the two warp groups that split them."""
@@ -262,11 +261,11 @@ def test_strided_operands_that_aten_misreads():
     op = tritonite.overloads()[f"{_CPU}_backward"]
     query, key, value = _operands()
     out, logsumexp = tritonite.overloads()[_CPU](query, key, value)
-    apart = out.mT.contiguous().mT
+    strided = out.mT.contiguous().mT
     with pytest.raises(Decline):
-        op(out, query, key, value, apart, logsumexp, 0.0, False)
+        op(out, query, key, value, strided, logsumexp, 0.0, False)
     expected = op(out, query, key, value, out, logsumexp, 0.0, False)
-    assert all(map(torch.equal, op(apart, query, key, value, out, logsumexp, 0.0, False), expected))
+    assert all(map(torch.equal, op(strided, query, key, value, out, logsumexp, 0.0, False), expected))
 
 
 @only_cpu
@@ -432,8 +431,8 @@ def test_layouts_of_results_are_atens(name):
             count += isinstance(aten, torch.Tensor)
             if isinstance(aten, torch.Tensor):
                 assert (own.dtype, own.shape) == (aten.dtype, aten.shape), sample.label
-                apart = [i for i, size in enumerate(aten.shape) if size > 1]
-                assert [own.stride(i) for i in apart] == [aten.stride(i) for i in apart], sample.label
+                varying = [i for i, size in enumerate(aten.shape) if size > 1]
+                assert [own.stride(i) for i in varying] == [aten.stride(i) for i in varying], sample.label
             else:
                 assert own == aten
     assert count > 20
@@ -482,13 +481,13 @@ def test_references_judge_cuda_only_operators(kind, suffix):
 @only_cpu
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
-def test_calls_that_atens_backend_serves_faster_decline(kind, suffix, monkeypatch):
+def test_calls_that_atens_backend_serves_faster_decline(kind, suffix, change_device, monkeypatch):
     """The comparison is with the backend and the pass of the operator that is called."""
     asked = []
     monkeypatch.setattr(
         problem.table, "aten_is_faster", lambda backend, *given: asked.append((backend, given[0])) or True
     )
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia"))
+    change_device(kind="nvidia")
     monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
     op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
     sample = next(iter(samples(op, torch.float16, tritonite.device)))
@@ -502,9 +501,9 @@ def test_calls_that_atens_backend_serves_faster_decline(kind, suffix, monkeypatc
 
 
 @only_cpu
-def test_devices_without_measurements_decline(monkeypatch):
+def test_devices_without_measurements_decline(change_device):
     """A device without measurements of its own declines where ATen is faster on other devices."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
+    change_device(aten_measured=True)
     operands = _operands()
     with (
         contract.under(contract.settings_of()._replace(faster_only=True)),

@@ -69,8 +69,8 @@ def check_packed(work, attend, differentiate, far=1e-5):
         torch.testing.assert_close(found.double(), logarithms, atol=far, rtol=far)
         assert work.packed.logarithms or logsumexp[i, :, count:].isposinf().all()
         exact = gradients(own, grad[:, :, places])[:3]
-        for each, part, wanted in zip(grads, (places, columns, columns), exact, strict=True):
-            torch.testing.assert_close(each[:, :, part].double(), wanted, atol=4 * far, rtol=far)
+        for each, rows, wanted in zip(grads, (places, columns, columns), exact, strict=True):
+            torch.testing.assert_close(each[:, :, rows].double(), wanted, atol=4 * far, rtol=far)
 
 
 def gradients(work, grad):

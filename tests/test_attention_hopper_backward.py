@@ -273,8 +273,8 @@ def check(work, far=None):
         kept = [x.clone() for x in grads]
 
 
-@pytest.fixture(params=[False, True], ids=["heads together", "heads apart"])
-def heads_apart(request, monkeypatch):
+@pytest.fixture(params=[False, True], ids=["a program a key head", "a program a query head"])
+def split_heads(request, monkeypatch):
     """Run a test with one program for all query heads of a key head, and with one program each."""
     monkeypatch.setattr(hopper_backward, "_splits_heads", lambda *_: request.param)
 
@@ -283,7 +283,7 @@ def heads_apart(request, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("D", [64, 128, 256, 80, 96, 8])
-def test_sizes_of_heads(D, causal, dtype, heads_apart):
+def test_sizes_of_heads(D, causal, dtype, split_heads):
     check(problem(S=700, D=D, causal=causal, dtype=dtype))
 
 
@@ -295,7 +295,7 @@ def test_values_of_another_size(D, V):
 
 @on_sm_90
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 127, 128, 129, 1000])
-def test_lengths(S, heads_apart):
+def test_lengths(S, split_heads):
     for T, causal in itertools.product((S, 1, 300), (False, True)):
         for diagonal in (0, T - S, -50, 70) if causal else (0,):
             check(problem(S=S, T=T, causal=causal, diagonal=diagonal))

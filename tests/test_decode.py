@@ -234,9 +234,9 @@ def test_operators_of_cuda(monkeypatch):
     """Each operator decodes, and returns logarithms in ATen's layout."""
     reached = mock.Mock(wraps=decode.decode)
     monkeypatch.setattr(passes, "decode", reached)
-    ops, halves = tritonite.overloads(), _operands(S=3, D=16, dtype=torch.float16)
+    ops = tritonite.overloads()
     name = "_scaled_dot_product_{}_attention"
-    query, key, value = halves
+    query, key, value = _operands(S=3, D=16, dtype=torch.float16)
     wide = [x.double() for x in (query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1))]
     expected = torch.nn.functional.scaled_dot_product_attention(*wide)
     for own in (

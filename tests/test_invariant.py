@@ -296,12 +296,10 @@ CHECKED = ("sum.dim_IntList", "var_mean.correction", "max.dim", "cumsum", "cumma
 
 
 @pytest.mark.parametrize("name", [*CHECKED, "native_layer_norm", "native_layer_norm_backward", "mv", "_grouped_mm"])
-def test_answers_are_atens(name, monkeypatch):
+def test_answers_are_atens(name, change_device, monkeypatch):
     asked = contract.settings_of
     monkeypatch.setattr(contract, "settings_of", lambda faster_only=True, invariant=False: asked(faster_only, True))
-    monkeypatch.setattr(
-        devices, "current", dataclasses.replace(devices.current, row_elements=32 if FULL else 16, row_columns=16)
-    )
+    change_device(row_elements=32 if FULL else 16, row_columns=16)
     report = check_overload(tritonite.overloads()[name], torch.float32, labels=LABELS)
     assert report.served and not report.failures
 

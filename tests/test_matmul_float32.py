@@ -24,7 +24,7 @@ _TILES = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if t
 def cut(x, _):
     """Split a tensor into three terms of 8 bits each, by truncation. Only the first term of infinity is not 0."""
     found = []
-    for _part in range(3):
+    for _term in range(3):
         first = (x.contiguous().view(torch.int32) & -65536).view(torch.float32)
         found.append(warps.block(first.bfloat16()))
         x = x - first
@@ -74,8 +74,8 @@ def in_python(request, monkeypatch):
                     options[name] = torch.tensor(options[name])
                 for name in ("batches", "M", "N", "K", "steps"):
                     options[name] = number(options[name])
-                for part, tile in itertools.product(range(grid[1]), range(grid[0])):
-                    kernel((tile, part), **options)
+                for split, tile in itertools.product(range(grid[1]), range(grid[0])):
+                    kernel((tile, split), **options)
 
             return launch
 
@@ -104,9 +104,9 @@ def test_infinite_sums_are_computed_again(in_python):
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_products_with_activations_use_the_portable_kernel(monkeypatch, splits):
+def test_products_with_activations_use_the_portable_kernel(change_device, splits, monkeypatch):
     """An activation is a Triton function, whose blocks have no layout in Gluon. With split-K it follows the sum."""
-    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, interpreted=False))
+    change_device(interpreted=False)
     tile, launched = _TILES[0]._replace(splits=splits), []
     for kernel in (gemm_launch.multiply_tiles, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):
         monkeypatch.setattr(kernel, "run", lambda *_, name=kernel.jit.__name__, **given: launched.append(name))

@@ -73,15 +73,15 @@ def launched(request, monkeypatch):
 
 _TILE = Config(64, 32, 32, 4, 3, descriptors=True, warp_specialize=True)
 TILES = {
-    "one group": _TILE,
-    "two groups": _TILE._replace(BLOCK_M=128, num_warps=8),
-    "three groups": _TILE._replace(BLOCK_M=192, num_warps=12),
+    "one consumer group": _TILE,
+    "two consumer groups": _TILE._replace(BLOCK_M=128, num_warps=8),
+    "three consumer groups": _TILE._replace(BLOCK_M=192, num_warps=12),
     "more columns": _TILE._replace(MORE_N=16),
     "transposed": _TILE._replace(BLOCK_M=128, num_warps=8, transposed=True),
     "ping-pong": _TILE._replace(num_warps=8, pingpong=True),
     "ping-pong with more columns": _TILE._replace(num_warps=8, pingpong=True, MORE_N=16),
     "ping-pong transposed": _TILE._replace(num_warps=8, pingpong=True, transposed=True),
-    "two subtiles by one buffer": _TILE._replace(split_store=True),
+    "split_store": _TILE._replace(split_store=True),
 }
 
 

@@ -10,8 +10,8 @@ from conftest import FULL
 
 from tritonite import devices
 from tritonite.engine.gemm import cost as gemm_cost
-from tritonite.engine.gemm import cost_pointers, select, table
 from tritonite.engine.gemm import product as products
+from tritonite.engine.gemm import select, table
 from tritonite.engine.gemm.work import Epilogue
 
 TABLES = gemm_cost.load(gemm_cost.FOLDER / "sm_90.json")
@@ -42,7 +42,7 @@ def operand(draw, batches, rows, columns, dtype):
 
 
 @pytest.fixture
-def drawn(request, monkeypatch):
+def drawn(request, change_tables, set_copy_time, monkeypatch):
     """Choose random tiles of a table; return the random generator and a setter of random thresholds."""
     draw, usual = random.Random(request.param), select.choose
     torch.manual_seed(request.param)
@@ -70,10 +70,8 @@ def drawn(request, monkeypatch):
             "slice_k": (16, 64, 128),
             "slice_rounds": (2, 1000),
         }
-        chosen = table.limits()._replace(**{name: draw.choice(some) for name, some in values.items()})
-        monkeypatch.setitem(table.LIMITS, devices.current.kind, chosen)
-        cost = draw.choice((-1e9, 0.0, 2.0, 1e9))
-        monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: cost * len(sizes))
+        change_tables(gemm={name: draw.choice(some) for name, some in values.items()})
+        set_copy_time(draw.choice((-1e9, 0.0, 2.0, 1e9)))
 
     monkeypatch.setattr(select, "choose", any_tiles)
     return draw, thresholds

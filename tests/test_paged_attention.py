@@ -19,7 +19,7 @@ from tritonite.errors import Unsupported
 
 library = torch.ops.tritonite
 FLOAT8 = torch.float8_e4m3fn
-HALVES = [torch.float16, torch.bfloat16]
+FLOATS_16 = [torch.float16, torch.bfloat16]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ class Sequences:
         return own
 
 
-@pytest.mark.parametrize(("page", "dtype"), covering(3, [16, 32, 64, 24, 256], [torch.float32, *HALVES]))
+@pytest.mark.parametrize(("page", "dtype"), covering(3, [16, 32, 64, 24, 256], [torch.float32, *FLOATS_16]))
 def test_decoding(small_tiles, page, dtype):
     """A block of keys has several pages, one, or part of one. One page size is no power of two."""
     Sequences([70, 1, 33, 150], page=page, dtype=dtype).check()
@@ -170,7 +170,7 @@ def test_scales_of_scores(small_tiles, scale):
     Sequences([70, 31]).check(scale=scale)
 
 
-@pytest.mark.parametrize(("dtype", "heads"), covering(2, HALVES, [1, 2]))
+@pytest.mark.parametrize(("dtype", "heads"), covering(2, FLOATS_16, [1, 2]))
 def test_float8_caches(small_tiles, dtype, heads):
     scales = torch.tensor([0.5, 3.0][:heads], device=tritonite.device)
     sequences = Sequences([70, 31, 100], tokens=[1, 20 if FULL else 9, 3], dtype=dtype, cache=FLOAT8)
@@ -426,7 +426,7 @@ def _tokens(count=7, shared=3, D=16, V=24, page=16, blocks=4, dtype=torch.float1
 
 
 @pytest.mark.parametrize("slot", [torch.int32, torch.int64])
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, *FLOATS_16])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_tokens_are_written(dtype, slot, scaled, tiny_blocks):
     key, value, caches, slots = _tokens(dtype=dtype, slot=slot)
@@ -442,7 +442,7 @@ def test_tokens_are_written(dtype, slot, scaled, tiny_blocks):
     assert all(map(torch.equal, caches, expected))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, *FLOATS_16])
 def test_tokens_are_written_in_float8(dtype):
     """Values are rounded to nearest and saturate. nan stays nan."""
     key, value, caches, slots = _tokens(dtype=dtype, cache=FLOAT8)
@@ -474,13 +474,13 @@ def test_written_tokens_are_attended_to():
     table = torch.tensor([[4, 1, 5, 0]], dtype=torch.int32, device=device)
     first, results = 0, []
     for count in (25, 30, 1, 1, 3):
-        part = slice(first, first + count)
-        places = torch.arange(first, first + count, device=device)
-        slots = table[0].long()[places // page] * page + places % page
-        fused.reshape_and_cache(key[part], value[part], *caches, slots)
+        chunk = slice(first, first + count)
+        positions = torch.arange(first, first + count, device=device)
+        slots = table[0].long()[positions // page] * page + positions % page
+        fused.reshape_and_cache(key[chunk], value[chunk], *caches, slots)
         first += count
         lengths, starts = [torch.tensor(x, dtype=torch.int32, device=device) for x in ([first], [0, count])]
-        results.append(fused.paged_attention(query[part], *caches, table, lengths, cu_seqlens=starts))
+        results.append(fused.paged_attention(query[chunk], *caches, table, lengths, cu_seqlens=starts))
     wide = [x.double().transpose(0, 1) for x in (query, key, value)]
     expected = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True).transpose(0, 1)
     torch.testing.assert_close(torch.cat(results).double(), expected, atol=1e-5, rtol=1e-5)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import tritonite
 from tritonite import cli, devices
 from tritonite.engine.gemm import cost as gemm_cost
-from tritonite.engine.gemm import cost_pointers, select, store
+from tritonite.engine.gemm import select, store
 from tritonite.engine.gemm.operands import has_descriptor, worth_copying
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.table import Config, FixedCosts
@@ -174,7 +174,7 @@ def _products(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_operands_are_copied_if_that_saves_time(dtype, of_hopper, monkeypatch):
+def test_operands_are_copied_if_that_saves_time(dtype, of_hopper, set_copy_time, monkeypatch):
     """A product costs 10 in its own layout, and 1 with operands in a layout for fast kernels."""
 
     def time(problem, device, descriptors):
@@ -185,8 +185,7 @@ def test_operands_are_copied_if_that_saves_time(dtype, of_hopper, monkeypatch):
     for operands, unaligned in _products(dtype):
         wanted = unaligned if dtype.itemsize == 2 else (*unaligned[:2], False)
         for cost in (0.1, 8.9, 9.1, 100.0):
-            each = cost / max(1, sum(wanted))
-            monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _, each=each: each * len(sizes))
+            set_copy_time(cost / max(1, sum(wanted)))
             expected = wanted if any(wanted) and cost < 9 else (False,) * 3
             assert worth_copying(*operands) == expected
 
@@ -265,11 +264,11 @@ def test_products_decline_under_faster_only_alone(monkeypatch):
         assert mm(a, b).shape == (64, 48)
 
 
-def test_copies_count_towards_the_time_of_aten(monkeypatch):
+def test_copies_count_towards_the_time_of_aten(set_copy_time, monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(select, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
     monkeypatch.setattr(select, "least_microseconds", lambda *_: 0.0)
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: 1e6 * sum(sizes))
+    set_copy_time(1e9)
     assert select.aten_is_faster(PROBLEM, DEVICE) and not select.aten_is_faster(PROBLEM, DEVICE, copied=(32,))
     select._aten_is_faster.cache_clear()
 
