@@ -12,7 +12,7 @@ from tritonite.engine.movement import check_conversion, check_memory, convert, s
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.ops import arithmetic, aten, conditional, elementary, gamma, rounding
-from tritonite.registry import operator, over_lists, scalar_kernel
+from tritonite.registry import operator, over_lists, scalar_kernel, schemas
 from tritonite.runtime.contract import empty_strided
 
 over_lists(arithmetic.add, arithmetic.sub, arithmetic.mul, arithmetic.div)
@@ -152,8 +152,11 @@ def _foreach_copy(self, src, non_blocking, outs=()):
     return () if outs else (destinations,)
 
 
-@operator("_foreach_clone", accepts=MOVED)
-def _foreach_clone(self, memory_format, outs=()):
-    destinations = _destinations(self, [strides_like(x, memory_format) for x in self], outs)
-    _copy_each(self, destinations)
-    return () if outs else (destinations,)
+# Releases of torch before 2.13 lack it.
+if schemas("_foreach_clone"):
+
+    @operator("_foreach_clone", accepts=MOVED)
+    def _foreach_clone(self, memory_format, outs=()):
+        destinations = _destinations(self, [strides_like(x, memory_format) for x in self], outs)
+        _copy_each(self, destinations)
+        return () if outs else (destinations,)
