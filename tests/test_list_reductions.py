@@ -204,7 +204,9 @@ def test_invariant_norms_do_not_depend_on_the_list(device):
 
 
 def gradients(device):
-    return [x.clone() if 0 in x.stride() else x for x in tensors(device)] + mixed(device)
+    """Return gradients of the dtypes that ATen's kernel for the device unscales: on a GPU all but bfloat16."""
+    every = [x.clone() if 0 in x.stride() else x for x in tensors(device)] + mixed(device)
+    return [x for x in every if tritonite.device == "cpu" or x.dtype is not torch.bfloat16]
 
 
 def unscaled(xs, shape, value):
@@ -260,12 +262,13 @@ def test_functional_unscaling(device):
     assert found.item() == 0 and flag.item() == 1
 
 
-@pytest.mark.declines("the same gradient twice is unscaled twice, and overlapping elements are an error")
+@pytest.mark.declines("the same gradient twice is ATen's to unscale, and overlapping elements are an error")
 def test_gradients_that_share_memory_go_to_aten(device):
     x = torch.ones(5, device=device)
     with tritonite.use_gems():
         unscaled([x, x], (1,), 0.5)
-        assert torch.equal(x, torch.full_like(x, 0.25))
+        # ATen's launch over a list on a GPU reads both before it writes either.
+        assert torch.equal(x, torch.full_like(x, 0.25 if tritonite.device == "cpu" else 0.5))
         with pytest.raises(RuntimeError, match="single memory location"):
             unscaled([torch.ones(1, device=device).expand(3)], (1,), 0.5)
 

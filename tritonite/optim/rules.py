@@ -5,6 +5,9 @@ such as bias corrections, are arguments, so that the host computes them once in 
 computes them on the device in float64, from step counts in device memory. A number `one_minus_beta` is 1 - beta,
 because that difference of float32 numbers would lose digits.
 
+Quotients and roots of float32 are approximations within 2 ulp. An update is added to a larger parameter, whose rounding
+is coarser.
+
 `weight_decay` is an L2 penalty; None leaves it out. `shrink` is 1 - lr * weight_decay, the factor of decoupled weight
 decay; None leaves it out. With `maximize` the gradient is negated.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.language.math import maximum_nan, minimum_nan, real_power, square_root, true_divide
+from tritonite.language.math import divide, maximum_nan, minimum_nan, real_power, square_root
 from tritonite.optim.declare import rule
 
 
@@ -76,8 +79,8 @@ def adam(
     second = exp_avg_sq
     if max_exp_avg_sq is not None:
         second = maximum_nan(max_exp_avg_sq, exp_avg_sq)
-    denominator = true_divide(square_root(second), root_of_correction2) + eps
-    param = param - step_size * true_divide(exp_avg, denominator)
+    denominator = divide(tl.sqrt(second), root_of_correction2) + eps
+    param = param - step_size * (exp_avg / denominator)
     results = (param, exp_avg, exp_avg_sq)
     if max_exp_avg_sq is not None:
         results = results + (second,)
@@ -168,8 +171,8 @@ def nadam(
     if shrink is not None:
         param = param * shrink
     exp_avg, exp_avg_sq = _moments(grad, exp_avg, exp_avg_sq, one_minus_beta1, beta2, one_minus_beta2)
-    denominator = square_root(true_divide(exp_avg_sq, correction2)) + eps
-    update = true_divide(grad_step_size * grad + exp_avg_step_size * exp_avg, denominator)
+    denominator = tl.sqrt(divide(exp_avg_sq, correction2)) + eps
+    update = (grad_step_size * grad + exp_avg_step_size * exp_avg) / denominator
     return param - update, exp_avg, exp_avg_sq
 
 
@@ -270,7 +273,7 @@ def radam(
     if shrink is not None:
         param = param * shrink
     exp_avg, exp_avg_sq = _moments(grad, exp_avg, exp_avg_sq, one_minus_beta1, beta2, one_minus_beta2)
-    adaptive = true_divide(rectification, square_root(exp_avg_sq) + eps)
+    adaptive = rectification / (tl.sqrt(exp_avg_sq) + eps)
     update = step_size * exp_avg * tl.where(rectification > 0, adaptive, 1.0)
     return param - update, exp_avg, exp_avg_sq
 
@@ -327,7 +330,7 @@ def adamax(param, grad, exp_avg, exp_inf, step_size, one_minus_beta1, beta2, eps
     grad = _gradient(param, grad, weight_decay, maximize)
     exp_avg = exp_avg + one_minus_beta1 * (grad - exp_avg)
     exp_inf = maximum_nan(beta2 * exp_inf, tl.abs(grad) + eps)
-    return param - step_size * true_divide(exp_avg, exp_inf), exp_avg, exp_inf
+    return param - step_size * (exp_avg / exp_inf), exp_avg, exp_inf
 
 
 _adamax = adamax.formula
@@ -357,7 +360,7 @@ def adadelta(param, grad, square_avg, acc_delta, lr, rho, one_minus_rho, eps, we
     """Adadelta (Zeiler 2012)."""
     grad = _gradient(param, grad, weight_decay, maximize)
     square_avg = rho * square_avg + one_minus_rho * grad * grad
-    delta = true_divide(square_root(acc_delta + eps), square_root(square_avg + eps)) * grad
+    delta = tl.sqrt(acc_delta + eps) / tl.sqrt(square_avg + eps) * grad
     acc_delta = rho * acc_delta + one_minus_rho * delta * delta
     return param - lr * delta, square_avg, acc_delta
 
@@ -367,7 +370,7 @@ def adagrad(param, grad, sum, step_size, eps, weight_decay, maximize):
     """Adagrad (Duchi et al. 2011). step_size is lr / (1 + (step - 1) lr_decay)."""
     grad = _gradient(param, grad, weight_decay, maximize)
     total = sum + grad * grad
-    return param - step_size * true_divide(grad, square_root(total) + eps), total
+    return param - step_size * (grad / (tl.sqrt(total) + eps)), total
 
 
 _adagrad = adagrad.formula
@@ -443,7 +446,7 @@ def rmsprop(
         mean = grad_avg + one_minus_decay * (grad - grad_avg)
         variance = square_avg - mean * mean
         results = results + (mean,)
-    update = true_divide(grad, square_root(variance) + eps)
+    update = grad / (tl.sqrt(variance) + eps)
     if momentum_buffer is not None:
         update = momentum * momentum_buffer + update
         results = results + (update,)
