@@ -102,7 +102,7 @@ def assert_near(found, expected, ulps=32):
 def assert_same_state(found, expected, ulps=32, loaded=False):
     """Compare two state_dicts: keys, dtypes, shapes, values, and the groups' numbers.
 
-    `load_state_dict` moves all state but step counts to the parameter's device, so that `loaded` state may be elsewhere.
+    `load_state_dict` moves all state but step counts to the parameter's device, so `loaded` state may be elsewhere.
     """
     found, expected = found.state_dict(), expected.state_dict()
     assert found["state"].keys() == expected["state"].keys()
