@@ -71,12 +71,15 @@ def _states(optimizer):
 
 def fused(make, parameters, **options):
     """Return a fused optimizer, or skip the test where torch has none of the class on the device."""
+    probe = torch.nn.Parameter(torch.ones(1, device=tritonite.device))
+    probe.grad = torch.ones_like(probe)
     try:
-        return make(parameters, lr=options.pop("lr", 0.02), fused=True, **options)
+        make([probe], fused=True).step()
     except RuntimeError as error:
         if "supported devices" not in str(error):
             raise
         pytest.skip(f"this torch has no fused {make.__name__} on {tritonite.device}")
+    return make(parameters, lr=options.pop("lr", 0.02), fused=True, **options)
 
 
 def _close(ours, aten):

@@ -211,8 +211,8 @@ _POINTWISE = [
         "a dispatched call does not count the version of what it writes",
         "pointwise",
         "runtime/native/dispatcher.cpp",
-        "value.toTensor().unsafeGetTensorImpl()->bump_version();",
-        "value.toTensor().unsafeGetTensorImpl();",
+        "if (tensor.defined()) tensor.unsafeGetTensorImpl()->bump_version();",
+        "if (tensor.defined()) tensor.unsafeGetTensorImpl();",
         tests="tests/test_native.py -k counts_versions",
     ),
     Mutant(

@@ -32,7 +32,8 @@ def model_shapes(random: Source) -> list[Shape]:
     ]
     layer = random.choice(layers)
     elements = sum(torch.Size(shape).numel() for shape in layer)
-    most = max(1, min(_MOST_TENSORS // len(layer), random.sizes.most // elements))
+    # A call has up to five such lists.
+    most = max(1, min(_MOST_TENSORS // len(layer), random.sizes.most // 8 // elements))
     return layer * log_uniform(random, (1, most))
 
 

@@ -37,7 +37,7 @@ _WAVES = 4
 # Triton's names of its types in signatures.
 _TYPE_NAMES = {TRITON_DTYPES[dtype]: name for dtype, name in TRITON_NAMES.items()}
 # The most blocks of a program.
-_MOST_STEPS = 16
+_MOST_STEPS = 4
 
 
 class Numbers(list[Any]):
@@ -265,7 +265,7 @@ def _launch(
 ) -> None:
     """Write the table of a group, and launch its formula."""
     sizes = [own[0].numel() for own in results]
-    block, steps = _blocks(typed.kernel.itemsize, sizes)
+    block, steps = _blocks(max([x.itemsize for x in (*members[0].tensors(), *results[0])]), sizes)
     table = Table(sizes, block * steps)
     operands: list[Any] = []
     parameters, number_rows = [], []
@@ -296,10 +296,7 @@ def _launch(
     for j, own in enumerate(typed.kernel.results):
         column = [one[j] for one in results]
         # In place, the row of the argument that is written.
-        row = next(
-            (row for i, row in rows.items() if all([m.values[i] is x for m, x in zip(members, column, strict=True)])),
-            None,
-        )
+        row = next((row for i, row in rows.items() if _is_column(members, i, column)), None)
         row = table.add_tensors(column) if row is None else row
         returned.append(ListOperand("tensors", row, TRITON_DTYPES[column[0].dtype], own.dtype))
     for i, numbers in number_rows:
@@ -317,7 +314,7 @@ def _is_column(members: Sequence[_Item], i: int, column: Sequence[torch.Tensor])
 
 
 def _blocks(itemsize: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """Return (elements of a block, blocks of a program) for tensors of these sizes."""
+    """Return (elements of a block, blocks of a program) for tensors of these sizes, of elements of `itemsize` bytes."""
     device = devices.current
     block = min(2048, device.flat_bytes // max(itemsize, 2))
     block = min(block, max(32, power_of_2(max(sizes))))
@@ -355,6 +352,8 @@ def _variant(formula: Any, layout: ListLayout, block: int, asserting: bool) -> S
         attributes={(2, 0): [["tt.divisibility", 16]]},
         leading=(formula,),
         trailing=tuple(constants.values()),
-        options={"num_warps": device.num_warps, **device.options} | (ASSERTING if asserting else {}),
+        # A thread has 16 bytes of each list of floats. More would take the registers of other programs.
+        options={"num_warps": device.num_warps * (2 if block >= 1024 else 1), **device.options}
+        | (ASSERTING if asserting else {}),
         types=tuple(flatten(tuple(signature.values()), tuple(signature.values()))),
     )

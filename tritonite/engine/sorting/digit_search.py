@@ -109,6 +109,7 @@ def _count_digit(
     BITS: tl.constexpr = META.bits
     SHIFT: tl.constexpr = META.shift
     BLOCK: tl.constexpr = META.block
+    KEYS: tl.constexpr = META.keys
     DIGITS: tl.constexpr = 2**BITS
     row = (tl.program_id(0) // programs).to(META.index)
     program = tl.program_id(0) % programs
@@ -133,7 +134,7 @@ def _count_digit(
         for j in range(counted):
             index = program.to(META.index) * (BLOCK * counted) + j * BLOCK + tl.arange(0, BLOCK)
             mask = index < n
-            key = unsigned_key(tl.load(source + index * step, mask=mask, other=0), META.keys)
+            key = unsigned_key(tl.load(source + index * step, mask=mask, other=0), KEYS)
             if META.of_index:
                 mask = mask & (key == found.to(key.dtype))
                 key = index

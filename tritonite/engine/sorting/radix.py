@@ -172,6 +172,8 @@ def _sort_held(
     wait_for_previous_launch()
     THREADS: tl.constexpr = META.threads
     EACH: tl.constexpr = META.each
+    KEYS: tl.constexpr = META.keys
+    INDEX_KEYS: tl.constexpr = META.index_keys
     shape, strides, steps = layout.shape, layout.strides, layout.steps
     row = tl.program_id(0).to(META.index)
     if len(counts) > 0:
@@ -187,10 +189,10 @@ def _sort_held(
     own = _own_room(value)
     if len(counts) > 0:
         for i in range(given_passes):
-            digits = _digits_of(payload, shift + 8 * i, n, META.index_keys)
+            digits = _digits_of(payload, shift + 8 * i, n, INDEX_KEYS)
             value, payload = _sort_by_one_digit(own, value, payload, digits)
     for i in range(passes):
-        value, payload = _sort_by_one_digit(own, value, payload, _digits_of(value, 8 * i, n, META.keys))
+        value, payload = _sort_by_one_digit(own, value, payload, _digits_of(value, 8 * i, n, KEYS))
     for k in tl.static_range(EACH):
         index = begin + index_in_block(k, THREADS, EACH)
         mask = index < limit
@@ -228,6 +230,7 @@ def _count_digits(
     COPIES: tl.constexpr = META.copies
     THREADS: tl.constexpr = META.threads
     EACH: tl.constexpr = META.each
+    KEYS: tl.constexpr = META.keys
     COUNTERS: tl.constexpr = PASSES * COPIES * _DIGITS
     row = (tl.program_id(0) // blocks).to(META.index)
     begin = (tl.program_id(0) % blocks).to(META.index) * (THREADS * EACH * META.counted)
@@ -246,7 +249,7 @@ def _count_digits(
         for k in tl.static_range(EACH):
             inside = first + index_in_block(k, THREADS, EACH) < n
             for i in tl.static_range(PASSES):
-                digit = digit_of(value[k], 8 * i, META.keys) + i * _DIGITS
+                digit = digit_of(value[k], 8 * i, KEYS) + i * _DIGITS
                 add_shared(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
     tl.debug_barrier()
     for i in tl.static_range(PASSES):
@@ -326,6 +329,7 @@ def _sort_by_digit(
     INDEX: tl.constexpr = META.index
     THREADS: tl.constexpr = META.threads
     EACH: tl.constexpr = META.each
+    KEYS: tl.constexpr = META.keys
     shape, strides, steps = layout.shape, layout.strides, layout.steps
     ticket = tl.atomic_add(scratch, 1, sem="relaxed")
     row, block = (ticket // blocks).to(INDEX), ticket % blocks
@@ -343,7 +347,7 @@ def _sort_by_digit(
         step = tl.where(first, steps[0], 1)
         value = load_block(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
         buffer = _own_room(value)
-        positions, own = positions_by_digit(buffer, _digits_of(value, shift, valid, META.keys))
+        positions, own = positions_by_digit(buffer, _digits_of(value, shift, valid, KEYS))
         counts = scratch + TICKET + row.to(tl.int64) * blocks * _DIGITS
         publish_counts(counts, block, own)
         value = _exchange(buffer, value, positions)
@@ -376,7 +380,7 @@ def _sort_by_digit(
         most = tl.where(final, limit, n)
         for k in tl.static_range(EACH):
             index = index_in_block(k, THREADS, EACH)
-            moved = index + load_shared(table, digit_of(value[k], shift, META.keys), index)
+            moved = index + load_shared(table, digit_of(value[k], shift, KEYS), index)
             mask = (index < valid) & (moved < most)
             tl.store(target + moved.to(INDEX) * step, value[k].to(x.dtype.element_ty), mask=mask & inside)
             if len(indices) > 0:
