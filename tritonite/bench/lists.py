@@ -23,7 +23,11 @@ _MOST_TENSORS = 400 if not tritonite.backend.interpreted else 4
 
 def model_shapes(random: Source) -> list[Shape]:
     """Draw the shapes of a model's parameters: matrices, their biases and the vectors of norms, layer by layer."""
+    # A call has up to five such lists.
+    most = random.sizes.most // 8
     inner, outer = width(random), width(random)
+    while 2 * inner * (inner + outer) > most:
+        inner, outer = inner // 2, outer // 2
     layers: list[list[Shape]] = [
         [(outer, inner), (outer,)],
         [(inner, inner), (inner, inner), (outer, inner), (inner, outer), (inner,), (inner,)],
@@ -32,9 +36,7 @@ def model_shapes(random: Source) -> list[Shape]:
     ]
     layer = random.choice(layers)
     elements = sum(torch.Size(shape).numel() for shape in layer)
-    # A call has up to five such lists.
-    most = max(1, min(_MOST_TENSORS // len(layer), random.sizes.most // 8 // elements))
-    return layer * log_uniform(random, (1, most))
+    return layer * log_uniform(random, (1, max(1, min(_MOST_TENSORS // len(layer), most // elements))))
 
 
 def _lists(shapes: Sequence[Shape], count: int) -> Callable[[Make], list[list[torch.Tensor]]]:
