@@ -20,6 +20,7 @@ from tritonite.testing.samples import facts
 
 ADAM = ("_fused_adam", "_fused_adamw")
 PACKETS = (*ADAM, "_fused_sgd", "_fused_adagrad")
+_LARGEST = 1e18
 # ATen decays -0.0 by a product on a CPU, and on CUDA by a difference.
 facts.ZERO_SIGN_UNDEFINED.add("_fused_adamw")
 facts.TENSORS["lr"] = lambda x: torch.full((), 0.01, device=x.device)
@@ -43,9 +44,9 @@ def _states(tensors: facts.Tensors) -> dict[str, Any] | None:
     if tensors[0].itemsize == 2 and devices.current.type == "cpu":
         # ATen's SGD on a CPU reads 16-bit momentum as float32 in whole vectors, and leaves their parameters unchanged.
         tensors = [x.flatten()[:7].contiguous() for x in tensors]
-    # The order of ATen's sums on each kind of device decides whether infinite arguments give infinity or nan.
-    if not all(bool(x.isfinite().all()) for x in tensors):
-        tensors = [_like(x, x.nan_to_num(0.5, 2.0, -2.0)) for x in tensors]
+    # The order of ATen's sums on each kind of device decides whether arguments that are infinite, or whose squares are,
+    # give infinity or nan.
+    tensors = [_like(x, x.nan_to_num(0.5, 2.0, -2.0).clamp(-_LARGEST, _LARGEST)) for x in tensors]
     odd = count % 2 == 1
     squares, means = [_like(x, x.abs()) for x in tensors], [_like(x, 1 - x) for x in tensors]
     given: dict[str, Any] = {"self": tensors, "grads": [_like(x, x.flip(tuple(range(x.dim())))) for x in tensors]}
