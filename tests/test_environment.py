@@ -161,11 +161,11 @@ def test_tiles_that_cannot_be_stored_give_a_warning(place, monkeypatch, tmp_path
 def test_kernels_are_compiled_without_a_cache_that_cannot_be_written(place, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / place))
-    launch.prepare_cache.cache_clear()
+    launch._prepare.cache_clear()
     with pytest.warns(UserWarning, match="Triton's cache"):
         launch.prepare_cache()
     (Path(knobs.cache.dir) / "kernel").write_text("")
-    launch.prepare_cache.cache_clear()
+    launch._prepare.cache_clear()
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch):

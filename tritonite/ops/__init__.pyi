@@ -51,6 +51,45 @@ def _aminmax(
     self: torch.Tensor, dim: int, keepdim: bool = False, *, out0: torch.Tensor, out1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
+def _amp_foreach_non_finite_check_and_unscale(
+    self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor
+) -> tuple[Sequence[torch.Tensor], torch.Tensor]: ...
+@overload
+def _amp_foreach_non_finite_check_and_unscale(
+    self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor, *, out: Sequence[torch.Tensor]
+) -> None: ...
+def _amp_foreach_non_finite_check_and_unscale_(
+    self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor
+) -> None: ...
+@overload
+def _amp_update_scale(
+    self: torch.Tensor,
+    growth_tracker: torch.Tensor,
+    found_inf: torch.Tensor,
+    scale_growth_factor: float,
+    scale_backoff_factor: float,
+    growth_interval: int,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _amp_update_scale(
+    self: torch.Tensor,
+    growth_tracker: torch.Tensor,
+    found_inf: torch.Tensor,
+    scale_growth_factor: float,
+    scale_backoff_factor: float,
+    growth_interval: int,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def _amp_update_scale_(
+    self: torch.Tensor,
+    growth_tracker: torch.Tensor,
+    found_inf: torch.Tensor,
+    scale_growth_factor: float,
+    scale_backoff_factor: float,
+    growth_interval: int,
+) -> torch.Tensor: ...
+@overload
 def _batch_norm_no_update(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -341,6 +380,934 @@ def _flash_attention_forward(
     alibi_slopes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
+def _foreach_abs(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_abs(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_abs_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_acos(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_acos(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_acos_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_add(self: Sequence[torch.Tensor], scalar: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_add(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, alpha: _Number = 1
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_add(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_add(
+    self: Sequence[torch.Tensor], other: torch.Tensor, *, alpha: _Number = 1
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_add(self: Sequence[torch.Tensor], scalar: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_add(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, alpha: _Number = 1, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_add(self: Sequence[torch.Tensor], scalars: Sequence[_Number], *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_add(
+    self: Sequence[torch.Tensor], other: torch.Tensor, *, alpha: _Number = 1, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_add_(self: Sequence[torch.Tensor], scalar: _Number) -> None: ...
+@overload
+def _foreach_add_(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, alpha: _Number = 1) -> None: ...
+@overload
+def _foreach_add_(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_add_(self: Sequence[torch.Tensor], other: torch.Tensor, *, alpha: _Number = 1) -> None: ...
+@overload
+def _foreach_addcdiv(
+    self: Sequence[torch.Tensor], tensor1: Sequence[torch.Tensor], tensor2: Sequence[torch.Tensor], value: _Number = 1
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_addcdiv(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: Sequence[_Number],
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_addcdiv(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: torch.Tensor,
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_addcdiv(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    value: _Number = 1,
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _foreach_addcdiv(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: Sequence[_Number],
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _foreach_addcdiv(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: torch.Tensor,
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _foreach_addcdiv_(
+    self: Sequence[torch.Tensor], tensor1: Sequence[torch.Tensor], tensor2: Sequence[torch.Tensor], value: _Number = 1
+) -> None: ...
+@overload
+def _foreach_addcdiv_(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: Sequence[_Number],
+) -> None: ...
+@overload
+def _foreach_addcdiv_(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: torch.Tensor,
+) -> None: ...
+@overload
+def _foreach_addcmul(
+    self: Sequence[torch.Tensor], tensor1: Sequence[torch.Tensor], tensor2: Sequence[torch.Tensor], value: _Number = 1
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_addcmul(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: Sequence[_Number],
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_addcmul(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: torch.Tensor,
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_addcmul(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    value: _Number = 1,
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _foreach_addcmul(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: Sequence[_Number],
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _foreach_addcmul(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: torch.Tensor,
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _foreach_addcmul_(
+    self: Sequence[torch.Tensor], tensor1: Sequence[torch.Tensor], tensor2: Sequence[torch.Tensor], value: _Number = 1
+) -> None: ...
+@overload
+def _foreach_addcmul_(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: Sequence[_Number],
+) -> None: ...
+@overload
+def _foreach_addcmul_(
+    self: Sequence[torch.Tensor],
+    tensor1: Sequence[torch.Tensor],
+    tensor2: Sequence[torch.Tensor],
+    scalars: torch.Tensor,
+) -> None: ...
+@overload
+def _foreach_asin(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_asin(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_asin_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_atan(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_atan(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_atan_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_ceil(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_ceil(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_ceil_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_clamp_max(self: Sequence[torch.Tensor], scalar: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_clamp_max(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_clamp_max(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_clamp_max(self: Sequence[torch.Tensor], scalar: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_clamp_max(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_clamp_max(
+    self: Sequence[torch.Tensor], scalars: Sequence[_Number], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_clamp_max_(self: Sequence[torch.Tensor], scalar: _Number) -> None: ...
+@overload
+def _foreach_clamp_max_(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_clamp_max_(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_clamp_min(self: Sequence[torch.Tensor], scalar: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_clamp_min(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_clamp_min(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_clamp_min(self: Sequence[torch.Tensor], scalar: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_clamp_min(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_clamp_min(
+    self: Sequence[torch.Tensor], scalars: Sequence[_Number], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_clamp_min_(self: Sequence[torch.Tensor], scalar: _Number) -> None: ...
+@overload
+def _foreach_clamp_min_(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_clamp_min_(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_clone(
+    self: Sequence[torch.Tensor], *, memory_format: torch.memory_format | None = None
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_clone(
+    self: Sequence[torch.Tensor], *, memory_format: torch.memory_format | None = None, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_copy(
+    self: Sequence[torch.Tensor], src: Sequence[torch.Tensor], non_blocking: bool = False
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_copy(
+    self: Sequence[torch.Tensor],
+    src: Sequence[torch.Tensor],
+    non_blocking: bool = False,
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+def _foreach_copy_(self: Sequence[torch.Tensor], src: Sequence[torch.Tensor], non_blocking: bool = False) -> None: ...
+@overload
+def _foreach_cos(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_cos(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_cos_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_cosh(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_cosh(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_cosh_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_div(self: Sequence[torch.Tensor], scalar: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_div(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_div(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_div(self: Sequence[torch.Tensor], other: torch.Tensor) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_div(self: Sequence[torch.Tensor], scalar: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_div(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_div(self: Sequence[torch.Tensor], scalars: Sequence[_Number], *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_div(self: Sequence[torch.Tensor], other: torch.Tensor, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_div_(self: Sequence[torch.Tensor], scalar: _Number) -> None: ...
+@overload
+def _foreach_div_(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_div_(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_div_(self: Sequence[torch.Tensor], other: torch.Tensor) -> None: ...
+@overload
+def _foreach_erf(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_erf(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_erf_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_erfc(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_erfc(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_erfc_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_exp(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_exp(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_exp_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_expm1(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_expm1(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_expm1_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_floor(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_floor(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_floor_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_frac(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_frac(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_frac_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_lerp(
+    self: Sequence[torch.Tensor], tensors1: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_lerp(
+    self: Sequence[torch.Tensor], tensors1: Sequence[torch.Tensor], weight: _Number
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_lerp(
+    self: Sequence[torch.Tensor], tensors1: Sequence[torch.Tensor], weight: Sequence[_Number]
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_lerp(
+    self: Sequence[torch.Tensor],
+    tensors1: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _foreach_lerp(
+    self: Sequence[torch.Tensor], tensors1: Sequence[torch.Tensor], weight: _Number, *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_lerp(
+    self: Sequence[torch.Tensor],
+    tensors1: Sequence[torch.Tensor],
+    weight: Sequence[_Number],
+    *,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _foreach_lerp_(
+    self: Sequence[torch.Tensor], tensors1: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_lerp_(self: Sequence[torch.Tensor], tensors1: Sequence[torch.Tensor], weight: _Number) -> None: ...
+@overload
+def _foreach_lerp_(
+    self: Sequence[torch.Tensor], tensors1: Sequence[torch.Tensor], weight: Sequence[_Number]
+) -> None: ...
+@overload
+def _foreach_lgamma(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_lgamma(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_lgamma_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_log(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_log(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_log10(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_log10(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_log10_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_log1p(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_log1p(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_log1p_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_log2(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_log2(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_log2_(self: Sequence[torch.Tensor]) -> None: ...
+def _foreach_log_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_max(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_max(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_maximum(self: Sequence[torch.Tensor], scalar: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_maximum(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_maximum(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_maximum(self: Sequence[torch.Tensor], scalar: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_maximum(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_maximum(
+    self: Sequence[torch.Tensor], scalars: Sequence[_Number], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_maximum_(self: Sequence[torch.Tensor], scalar: _Number) -> None: ...
+@overload
+def _foreach_maximum_(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_maximum_(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_minimum(self: Sequence[torch.Tensor], scalar: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_minimum(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_minimum(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_minimum(self: Sequence[torch.Tensor], scalar: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_minimum(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_minimum(
+    self: Sequence[torch.Tensor], scalars: Sequence[_Number], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_minimum_(self: Sequence[torch.Tensor], scalar: _Number) -> None: ...
+@overload
+def _foreach_minimum_(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_minimum_(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_mul(self: Sequence[torch.Tensor], scalar: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_mul(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_mul(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_mul(self: Sequence[torch.Tensor], other: torch.Tensor) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_mul(self: Sequence[torch.Tensor], scalar: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_mul(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_mul(self: Sequence[torch.Tensor], scalars: Sequence[_Number], *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_mul(self: Sequence[torch.Tensor], other: torch.Tensor, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_mul_(self: Sequence[torch.Tensor], scalar: _Number) -> None: ...
+@overload
+def _foreach_mul_(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_mul_(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_mul_(self: Sequence[torch.Tensor], other: torch.Tensor) -> None: ...
+@overload
+def _foreach_neg(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_neg(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_neg_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_norm(
+    self: Sequence[torch.Tensor], ord: _Number = 2, dtype: torch.dtype | None = None
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_norm(
+    self: Sequence[torch.Tensor], ord: _Number = 2, dtype: torch.dtype | None = None, *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_pow(self: Sequence[torch.Tensor], exponent: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_pow(self: Sequence[torch.Tensor], exponent: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_pow(self: Sequence[torch.Tensor], exponent: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_pow(self: _Number, exponent: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_pow(
+    self: Sequence[torch.Tensor], exponent: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_pow(self: Sequence[torch.Tensor], exponent: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_pow(self: Sequence[torch.Tensor], exponent: Sequence[_Number], *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_pow_(self: Sequence[torch.Tensor], exponent: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_pow_(self: Sequence[torch.Tensor], exponent: _Number) -> None: ...
+@overload
+def _foreach_pow_(self: Sequence[torch.Tensor], exponent: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_powsum(
+    self: Sequence[torch.Tensor], ord: _Number = 2, dtype: torch.dtype | None = None
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_powsum(
+    self: Sequence[torch.Tensor], ord: _Number = 2, dtype: torch.dtype | None = None, *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_reciprocal(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_reciprocal(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_reciprocal_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_round(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_round(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_round_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_rsqrt(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_rsqrt(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_rsqrt_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_sigmoid(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_sigmoid(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_sigmoid_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_sign(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_sign(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_sign_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_sin(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_sin(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_sin_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_sinh(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_sinh(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_sinh_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_sqrt(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_sqrt(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_sqrt_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_sub(self: Sequence[torch.Tensor], scalar: _Number) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_sub(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, alpha: _Number = 1
+) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_sub(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_sub(self: Sequence[torch.Tensor], scalar: _Number, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_sub(
+    self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, alpha: _Number = 1, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
+def _foreach_sub(self: Sequence[torch.Tensor], scalars: Sequence[_Number], *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_sub_(self: Sequence[torch.Tensor], scalar: _Number) -> None: ...
+@overload
+def _foreach_sub_(self: Sequence[torch.Tensor], other: Sequence[torch.Tensor], *, alpha: _Number = 1) -> None: ...
+@overload
+def _foreach_sub_(self: Sequence[torch.Tensor], scalars: Sequence[_Number]) -> None: ...
+@overload
+def _foreach_tan(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_tan(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_tan_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_tanh(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_tanh(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_tanh_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_trunc(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_trunc(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_trunc_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _foreach_zero(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def _foreach_zero(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
+def _foreach_zero_(self: Sequence[torch.Tensor]) -> None: ...
+@overload
+def _fused_adagrad(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    state_sums: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]]: ...
+@overload
+def _fused_adagrad(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    state_sums: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]]: ...
+@overload
+def _fused_adagrad(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    state_sums: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _fused_adagrad(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    state_sums: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _fused_adagrad_(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    state_sums: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None: ...
+@overload
+def _fused_adagrad_(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    state_sums: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None: ...
+@overload
+def _fused_adam(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> tuple[
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+]: ...
+@overload
+def _fused_adam(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> tuple[
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+]: ...
+@overload
+def _fused_adam(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _fused_adam(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _fused_adam_(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None: ...
+@overload
+def _fused_adam_(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None: ...
+@overload
+def _fused_adamw(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> tuple[
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+]: ...
+@overload
+def _fused_adamw(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> tuple[
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+]: ...
+@overload
+def _fused_adamw(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _fused_adamw(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _fused_adamw_(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None: ...
+@overload
+def _fused_adamw_(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None: ...
+@overload
 def _fused_dropout(
     self: torch.Tensor, p: float, generator: torch._C.Generator | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -359,6 +1326,104 @@ def _fused_rms_norm_backward(
     weight: torch.Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _fused_sgd(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    momentum_buffer_list: Sequence[torch.Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]]: ...
+@overload
+def _fused_sgd(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    momentum_buffer_list: Sequence[torch.Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: torch.Tensor,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]]: ...
+@overload
+def _fused_sgd(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    momentum_buffer_list: Sequence[torch.Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _fused_sgd(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    momentum_buffer_list: Sequence[torch.Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: torch.Tensor,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+    out: Sequence[torch.Tensor],
+) -> None: ...
+@overload
+def _fused_sgd_(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    momentum_buffer_list: Sequence[torch.Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None: ...
+@overload
+def _fused_sgd_(
+    self: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    momentum_buffer_list: Sequence[torch.Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: torch.Tensor,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None: ...
 def _grouped_mm(
     self: torch.Tensor,
     mat2: torch.Tensor,

@@ -106,12 +106,16 @@ class Specialization:
             return triton.compile(source, target=target, options=self.options | dependent_options(self.kernel, target))
 
 
-@functools.lru_cache(maxsize=1)
 def prepare_cache() -> None:
     """Give Triton a temporary cache folder, with a warning, if it cannot write to its own."""
+    _prepare(knobs.cache.dir)
+
+
+@functools.lru_cache(maxsize=16)
+def _prepare(cache_folder: str) -> None:
     try:
-        os.makedirs(knobs.cache.dir, exist_ok=True)
-        tempfile.TemporaryFile(dir=knobs.cache.dir).close()
+        os.makedirs(cache_folder, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache_folder).close()
     except OSError as error:
         cache.warn_once(f"kernels are compiled anew in every process, Triton's cache cannot be written: {error}")
         folder = tempfile.TemporaryDirectory(prefix="tritonite-")
