@@ -1070,11 +1070,7 @@ def _fused_adam(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> tuple[
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
+    Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]
 ]: ...
 @overload
 def _fused_adam(
@@ -1095,11 +1091,7 @@ def _fused_adam(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> tuple[
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
+    Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]
 ]: ...
 @overload
 def _fused_adam(
@@ -1198,11 +1190,7 @@ def _fused_adamw(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> tuple[
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
+    Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]
 ]: ...
 @overload
 def _fused_adamw(
@@ -1223,11 +1211,7 @@ def _fused_adamw(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> tuple[
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
-    Sequence[torch.Tensor],
+    Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]
 ]: ...
 @overload
 def _fused_adamw(
