@@ -1070,7 +1070,11 @@ def _fused_adam(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> tuple[
-    Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
 ]: ...
 @overload
 def _fused_adam(
@@ -1091,7 +1095,11 @@ def _fused_adam(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> tuple[
-    Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
 ]: ...
 @overload
 def _fused_adam(
@@ -1190,7 +1198,11 @@ def _fused_adamw(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> tuple[
-    Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
 ]: ...
 @overload
 def _fused_adamw(
@@ -1211,7 +1223,11 @@ def _fused_adamw(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> tuple[
-    Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
+    Sequence[torch.Tensor],
 ]: ...
 @overload
 def _fused_adamw(
