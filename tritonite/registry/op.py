@@ -73,6 +73,11 @@ class Op:
         return tuple("Tensor" in str(argument.type) for argument in self.schema.arguments)
 
     @functools.cached_property
+    def takes_lists(self) -> bool:
+        """True if the first argument is a list of tensors."""
+        return str(self.schema.arguments[0].type) == "List[Tensor]"
+
+    @functools.cached_property
     def written(self) -> tuple[int, ...]:
         """Indices of the schema's arguments that the operator writes."""
         infos = [argument.alias_info for argument in self.schema.arguments]

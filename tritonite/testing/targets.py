@@ -135,12 +135,13 @@ def _has_assembly(label: str, specialization: Specialization) -> bool:
 
 
 def _variants(declaration: registry.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
-    """Yield everything that a declaration compiles, labelled."""
-    for kernel in declaration.kernels:
+    """Yield everything that a declaration compiles, labelled. Kernels over lists compile a formula of their own."""
+    ops = [op for op in registry.overloads().values() if op.declaration is declaration]
+    over_lists = any(op.takes_lists for op in ops)
+    for kernel in () if over_lists else declaration.kernels:
         for label, specialization in specializations(kernel, full):
             yield f"{kernel.name} {label}", specialization
-    if not declaration.kernels:
-        ops = [op for op in registry.overloads().values() if op.declaration is declaration]
+    if over_lists or not declaration.kernels:
         functional = [op for op in ops if not op.inplace and not op.out_names]
         for op in functional or ops[:1]:
             for label, specialization in launched(op, full):

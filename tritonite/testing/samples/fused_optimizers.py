@@ -46,7 +46,8 @@ def _states(tensors: facts.Tensors) -> dict[str, Any] | None:
         tensors = [x.flatten()[:7].contiguous() for x in tensors]
     # The order of ATen's sums on each kind of device decides whether arguments that are infinite, or whose squares are,
     # give infinity or nan.
-    tensors = [_like(x, x.nan_to_num(0.5, 2.0, -2.0).clamp(-_LARGEST, _LARGEST)) for x in tensors]
+    largest = min(_LARGEST, torch.finfo(tensors[0].dtype).max)
+    tensors = [_like(x, x.nan_to_num(0.5, 2.0, -2.0).clamp(-largest, largest)) for x in tensors]
     odd = count % 2 == 1
     squares, means = [_like(x, x.abs()) for x in tensors], [_like(x, 1 - x) for x in tensors]
     given: dict[str, Any] = {"self": tensors, "grads": [_like(x, x.flip(tuple(range(x.dim())))) for x in tensors]}
