@@ -13,6 +13,7 @@ from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config, limits
 from tritonite.engine.gemm.work import Epilogue, Work
+from tritonite.engine.iteration import power_of_2
 from tritonite.runtime.contract import settings
 from tritonite.runtime.symbols import zero_or_one
 
@@ -28,8 +29,8 @@ def symmetric_product(
     """Write alpha * X X^T + beta * addend into `out`.
 
     fp16 and bf16 are summed in float32 and rounded once. Only the lower triangle is computed, for half the operations
-    of a product, and the result is symmetric in every bit. Other dtypes take the ordinary product, whose triangles may
-    differ by roundoff.
+    of a product, and the result is symmetric in every bit. Other dtypes, and devices whose table has no tiles for
+    symmetric products, take the ordinary product, whose triangles may differ by roundoff. regressions: gemm_symmetric
 
     Args:
         x: (batches, N, K), of any strides, like all tensors here.
@@ -39,7 +40,8 @@ def symmetric_product(
         config: the tiles, which are square; by default `choose` finds them.
     """
     epilogue = Epilogue(None if zero_or_one(beta) == 0 else addend, alpha=alpha, beta=beta)
-    if x.dtype.itemsize != 2 or not x.shape[2] or zero_or_one(alpha) == 0:
+    served = x.dtype in (torch.float16, torch.bfloat16) and (config is not None or limits().symmetric)
+    if not served or not x.shape[2] or zero_or_one(alpha) == 0:
         product(x, x.mT, out, epilogue)
         return
     if not out.numel():
@@ -53,11 +55,13 @@ def symmetric_product(
 def choose(problem: Problem, device: torch.device) -> Config:
     """Return the largest tile that gives each multiprocessor a program, or else the smallest.
 
-    In invariant mode the number of matrices does not count.
+    Tiles have no more rows than the result, rounded up to a power of two. In invariant mode the number of matrices does
+    not count.
     """
     batches, configs = 1 if settings().invariant else problem.batches, limits().symmetric
-    least = devices.multiprocessors(device)
-    return next((config for config in configs if batches * _tiles(problem, config) >= least), configs[-1])
+    least, most = devices.multiprocessors(device), power_of_2(problem.M)
+    filling = [config for config in configs if batches * _tiles(problem, config) >= least and most >= config.BLOCK_M]
+    return filling[0] if filling else configs[-1]
 
 
 def _tiles(problem: Problem, config: Config) -> int:

@@ -154,7 +154,8 @@ class GemmLimits(NamedTuple):
     # Rows, of all batches, up to which a column-major first operand is copied to row-major.
     # regressions: gemm_row_major_copy
     copied_rows: int = 64
-    # Square tiles of symmetric products of fp16 and bf16, the largest first (`symmetric.choose`).
+    # Square tiles of symmetric products of fp16 and bf16, the largest first (`symmetric.choose`). Without tiles they
+    # are computed as ordinary products. regressions: gemm_symmetric
     symmetric: tuple[Config, ...] = (Config(128, 128, 64, 8, 3), Config(64, 64, 64, 4, 4), Config(32, 32, 64, 4, 4))
 
 

@@ -35,8 +35,9 @@ def own_index(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.co
 def triangle_index(tile, tiles, GROUP_M: tl.constexpr):
     """Return the (row, column) of tile number `tile` in the lower triangle of a grid of `tiles` by `tiles` tiles.
 
-    The triangle is stored as a rectangle, half as wide as the grid (rectangular full packed format, Gustavson et al.
-    2010): the columns of its right half fill the space above the diagonal, transposed. `tile_index` orders the rectangle.
+    The triangle is packed into a rectangle half as wide as the grid (rectangular full packed format, Gustavson et al.
+    2010): tiles of the right half fill the space above the diagonal of the left half, transposed. `tile_index` orders
+    the rectangle.
     """
     odd, half = tiles % 2, (tiles + 1) // 2
     i, j = tile_index(tile, tiles + 1 - odd, half, GROUP_M)
