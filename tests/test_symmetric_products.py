@@ -5,13 +5,13 @@ import torch
 from products import normal
 
 import tritonite
-import tritonite.optim.muon
 from tritonite import devices
 from tritonite.engine.gemm import symmetric
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.symmetric import symmetric_product
 from tritonite.engine.gemm.table import Config
 from tritonite.errors import Unsupported
+from tritonite.optim import muon
 from tritonite.testing.judge import assert_close, terms
 
 LAYOUTS = {
@@ -143,6 +143,20 @@ def test_the_operator(path):
             assert torch.equal(torch.ops.tritonite.symmetric_product(x, addend, beta, alpha), out)
     meta = torch.ops.tritonite.symmetric_product(x.to("meta"))
     assert (meta.shape, meta.dtype) == (addend.shape, x.dtype)
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 5), (1, 5, 9)])
+def test_newton_schulz_iterations_are_symmetric_products(shape):
+    x = normal(*shape, dtype=torch.bfloat16)
+    tritonite.reset_stats()
+    found = muon.orthogonalized(x.clone(), (3.4445, -4.7750, 2.0315), 2, 1e-7)
+    counts = tritonite.stats()["tritonite::symmetric_product"]
+    assert counts.launched + counts.replayed == 4 and not counts.unrecordable
+    expected = x.double() / torch.linalg.matrix_norm(x.double(), keepdim=True)
+    for _ in range(2):
+        gram = expected @ expected.mT
+        expected = 3.4445 * expected + (-4.7750 * gram + 2.0315 * gram @ gram) @ expected
+    torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.declines("batches of matrices of one dtype are served")
