@@ -47,9 +47,12 @@ def symmetric_product(
     if not out.numel():
         return
     work = Work(x, x.mT, out, epilogue.expanded(out.shape), column_stride=0)
-    problem = work.problem
-    config = config or choose(problem, out.device)
-    run_with_fewer_stages(work, select.fitting(config, problem, out.device), _launch)
+    config = config or choose(work.problem, out.device)
+    if work.problem.a_vector < 16 and x.shape[1] > config.BLOCK_M:
+        # Several tiles load each row of X, by 16 bytes from a padded copy.
+        copy = operands.padded_copy(x)
+        work = work._replace(a=copy, b=copy.mT, padded=(True, True))
+    run_with_fewer_stages(work, select.fitting(config, work.problem, out.device), _launch)
 
 
 def choose(problem: Problem, device: torch.device) -> Config:
@@ -72,6 +75,7 @@ def _tiles(problem: Problem, config: Config) -> int:
 
 def _launch(work: Work, config: Config) -> None:
     x, out, problem, epilogue = work.a, work.out, work.problem, work.epilogue
+    padding = 16 // x.dtype.itemsize if work.padded[0] else 1
     # Elements loaded by less than 4 bytes cannot be copied asynchronously.
     prefetch = problem.a_vector < 4
     multiply_symmetric[(problem.batches * _tiles(problem, config),)](
@@ -86,6 +90,8 @@ def _launch(work: Work, config: Config) -> None:
             x,
             work.b,
             out,
+            a_padding=padding,
+            b_padding=padding,
             prefetch_a=prefetch,
             prefetch_b=prefetch,
             split=False,
