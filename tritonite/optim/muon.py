@@ -9,10 +9,15 @@ import math
 
 import torch
 
-from tritonite import ops
-from tritonite.errors import Unsupported
+from tritonite import ops, registry
+from tritonite.dtypes import FLOATS
+from tritonite.engine.gemm.symmetric import symmetric_product
+from tritonite.errors import Decline, Unsupported
+from tritonite.install import library
 from tritonite.optim import rules
 from tritonite.optim.tensors import Tensors, number
+from tritonite.registry import library_operator
+from tritonite.runtime.contract import empty
 
 
 def update_muon(own: Tensors) -> None:
@@ -74,11 +79,49 @@ def orthogonalized(matrices: torch.Tensor, coefficients: tuple[float, ...], step
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True).clamp_(min=eps)
     matrices.div_(norms)
     for _ in range(steps):
-        gram = ops.bmm(matrices.mT, matrices) if tall else ops.bmm(matrices, matrices.mT)
-        polynomial = ops.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        gram = _symmetric(matrices.mT if tall else matrices)
+        # A is symmetric, so that A A^T is A^2.
+        polynomial = _symmetric(gram, gram, beta=b, alpha=c)
         left, right = (matrices, polynomial) if tall else (polynomial, matrices)
         matrices = ops.baddbmm(matrices, left, right, beta=a)
     return matrices
+
+
+def _symmetric(
+    x: torch.Tensor, addend: torch.Tensor | None = None, beta: float = 0.0, alpha: float = 1.0
+) -> torch.Tensor:
+    """Return alpha * X X^T + beta * addend by the operator below, below autograd: there is no gradient to record."""
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        result: torch.Tensor = torch.ops.tritonite.symmetric_product(x, addend, beta, alpha)
+    return result
+
+
+def _check(x: torch.Tensor, addend: torch.Tensor | None) -> None:
+    if x.dim() != 3 or x.dtype not in FLOATS:
+        raise Decline(f"x has the shape {tuple(x.shape)} and is {x.dtype}: it must be batches of matrices of floats")
+    shape = (x.shape[0], x.shape[1], x.shape[1])
+    if addend is not None and (tuple(addend.shape), addend.dtype, addend.device) != (shape, x.dtype, x.device):
+        given = f"shape {tuple(addend.shape)} of {addend.dtype} on {addend.device}"
+        raise Decline(f"an addend of {given}; served is {shape} of {x.dtype} on {x.device}")
+
+
+def _fake_symmetric(x, addend=None, beta=0.0, alpha=1.0):
+    _check(x, addend)
+    return x.new_empty((x.shape[0], x.shape[1], x.shape[1]))
+
+
+@library_operator(
+    "symmetric_product(Tensor x, Tensor? addend=None, float beta=0.0, float alpha=1.0) -> Tensor",
+    fake=_fake_symmetric,
+    accepts=FLOATS,
+    pin=("beta", "alpha"),
+)
+def _symmetric_host(x, addend=None, beta=0.0, alpha=1.0):
+    """Return alpha * X X^T + beta * addend, of batches of matrices and of symmetric matrices."""
+    _check(x, addend)
+    out = empty((x.shape[0], x.shape[1], x.shape[1]), x.dtype, x.device)
+    symmetric_product(x, out, addend, alpha, beta)
+    return (out,)
 
 
 def _lr_ratio(shape: torch.Size, adjust: str | None) -> float:
@@ -87,3 +130,6 @@ def _lr_ratio(shape: torch.Size, adjust: str | None) -> float:
     if adjust is None or adjust == "original":
         return math.sqrt(max(1, rows / columns))
     return 0.2 * math.sqrt(max(rows, columns)) if adjust == "match_rms_adamw" else 1.0
+
+
+library.register(registry.declarations)

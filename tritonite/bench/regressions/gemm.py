@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import tritonite
+import tritonite.optim.muon
 from tritonite.bench.regressions.cases import drawn, regression
 from tritonite.engine.gemm import cost_pointers, select
 from tritonite.engine.gemm.table import BLOCKWISE, FixedCosts
@@ -187,4 +188,12 @@ regression(
     lambda: (drawn(1536, 20, dtype=_FP16).t(), drawn(1536, 4096, dtype=_FP16)),
     {"engine.gemm.table.LIMITS[nvidia].copied_rows": 0},
     9.8 / 6.9,
+)
+# A gain of 1 asks no more than that half of the operations, through pointers, take no longer than all of them.
+regression(
+    "gemm_symmetric",
+    "tritonite::symmetric_product",
+    lambda: (drawn(8, 2048, 2048, dtype=torch.bfloat16),),
+    {"engine.gemm.table.LIMITS[nvidia].symmetric": ()},
+    1.0,
 )

@@ -1,6 +1,7 @@
 """Matrix products: operands -> tiles -> launch -> epilogue.
 
 - product: `product` and `grouped_product`: orient, pad, select, launch
+- symmetric: `symmetric_product`, X X^T by tiles of one triangle: select, launch
 - problem: `Problem`, what a choice of tiles may depend on
 - work: `Work`, what a launch computes: operands, `Epilogue` and `Sums`
 - operands: orientation, alignment, padded copies, TMA descriptors
@@ -9,8 +10,9 @@
 - table: `Config`, a tile; tiles for devices without fitted costs; `GemmLimits`. models/: fitted tables, as JSON
 - store: tiles that `tritonite tune` measured on this machine
 - launch: a launch for each kernel
-- kernels/: by how operands are loaded and sums added: pointers, persistent, hopper (fp16, bf16, float8), hopper_fp32
-  (float32 as bf16x6); copies and results, the kernels before and after; arguments, meta and epilogue, shared by all
+- kernels/: by how operands are loaded and sums added: pointers, symmetric, persistent, hopper (fp16, bf16, float8),
+  hopper_fp32 (float32 as bf16x6); copies and results, the kernels before and after; arguments, meta and epilogue,
+  shared by all
 
 A call of `mm`:
 

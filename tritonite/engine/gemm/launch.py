@@ -53,12 +53,15 @@ def without_terms(epilogue: Epilogue, out: torch.Tensor, dtype: torch.dtype) -> 
     )
 
 
-def run_with_fewer_stages(work: Work, config: Config) -> None:
-    """Run `work`, with one stage less each time the compiler needs more shared memory than estimated."""
+def run_with_fewer_stages(work: Work, config: Config, launch: Callable[[Work, Config], None] | None = None) -> None:
+    """Launch `work`, with one stage less each time the compiler needs more shared memory than estimated.
+
+    `launch` is `run` unless given.
+    """
     least = 2 if config.warp_specialize else 1
     while True:
         try:
-            run(work, config)
+            (launch or run)(work, config)
         except OutOfResources:
             if config.num_stages == least:
                 raise

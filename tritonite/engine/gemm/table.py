@@ -101,7 +101,10 @@ class FixedCosts(NamedTuple):
 
 
 class GemmLimits(NamedTuple):
-    """Limits of sizes that decide among tiles and layouts. The defaults are those of sm_90."""
+    """Limits of sizes that decide among tiles and layouts, and tiles of symmetric products.
+
+    The defaults are those of sm_90.
+    """
 
     # Bytes of operands and result, and operations, up to which a product is costed with operands in the L2 cache, where
     # the kernel before left them. With more operations tensor cores limit it, and not the cache.
@@ -151,9 +154,13 @@ class GemmLimits(NamedTuple):
     # Rows, of all batches, up to which a column-major first operand is copied to row-major.
     # regressions: gemm_row_major_copy
     copied_rows: int = 64
+    # Square tiles of symmetric products of fp16 and bf16, the largest first (`symmetric.choose`). Without tiles they
+    # are computed as ordinary products. regressions: gemm_symmetric
+    symmetric: tuple[Config, ...] = (Config(128, 128, 64, 8, 3), Config(64, 64, 64, 4, 4), Config(32, 32, 64, 4, 4))
 
 
 LIMITS = dict.fromkeys(("nvidia", "none", "amd", "interpreter"), GemmLimits())
+LIMITS["amd"] = GemmLimits(symmetric=tuple([config._replace(num_stages=2) for config in GemmLimits().symmetric]))
 
 
 def limits() -> GemmLimits:

@@ -14,6 +14,7 @@ from tritonite.engine.gemm import select as gemm_select
 from tritonite.engine.gemm import table as tables
 from tritonite.engine.gemm.kernels.persistent import multiply_persistent
 from tritonite.engine.gemm.product import product
+from tritonite.engine.gemm.symmetric import symmetric_product
 from tritonite.engine.gemm.work import Epilogue, Sums
 from tritonite.runtime.launch import Specialization
 from tritonite.testing.compile_cases.cases import DESCRIPTOR_KERNELS, KINDS, Case, compile_cases, recorded_launches
@@ -153,3 +154,18 @@ def addends(full: bool) -> Iterator[Case]:
                 found = _launches(a, b[:, :512], out, Epilogue(addend))
             label = f"{config} and {columns} columns"
             yield Case(label, found[-1], targets if full else ("sm_90",), limits_shared_memory=True)
+
+
+@compile_cases("symmetric")
+def symmetric_products(full: bool) -> Iterator[Case]:
+    """Symmetric products by every tile of the tables: row-major and column-major X, with and without an addend."""
+    layouts = (("rows", 512, 512), ("columns", 512, 512), ("misaligned rows", 301, 77), ("misaligned columns", 301, 77))
+    for kind, names in KINDS.items():
+        for config, (layout, N, K) in itertools.product(tables.LIMITS[kind].symmetric, layouts):
+            x = torch.empty(2, N, K, dtype=torch.bfloat16)
+            x = x.mT.contiguous().mT if "columns" in layout else x
+            out = x.new_empty(2, N, N)
+            for addend in (None, out) if full else (out,):
+                with recorded_launches() as found:
+                    symmetric_product(x, out, addend, beta=0.5, config=config)
+                yield Case(f"{config} {layout}, added {addend is not None}", found[-1], names)

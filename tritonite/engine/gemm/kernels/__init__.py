@@ -1,6 +1,7 @@
 """Kernels of matrix products.
 
 - pointers: products of any layout: tiles, short K, few rows, strided columns
+- symmetric: products of a matrix with its transpose, by tiles of the lower triangle
 - persistent: products by tensor descriptors, of batches and of groups of rows
 - hopper: warp-specialised tiles of fp16, bf16 and float8
 - hopper_fp32: tiles of float32 as six products of bfloat16 terms (bf16x6)

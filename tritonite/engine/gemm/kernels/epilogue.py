@@ -32,6 +32,20 @@ def own_index(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.co
 
 
 @triton.jit
+def triangle_index(tile, tiles, GROUP_M: tl.constexpr):
+    """Return the (row, column) of tile number `tile` in the lower triangle of a grid of `tiles` by `tiles` tiles.
+
+    The triangle is packed into a rectangle half as wide as the grid (rectangular full packed format, Gustavson et al.
+    2010): tiles of the right half fill the space above the diagonal of the left half, transposed. `tile_index` orders
+    the rectangle.
+    """
+    odd, half = tiles % 2, (tiles + 1) // 2
+    i, j = tile_index(tile, tiles + 1 - odd, half, GROUP_M)
+    row = i - 1 + odd
+    return tl.where(row >= j, row, half + j - odd), tl.where(row >= j, j, half + i)
+
+
+@triton.jit
 def tile_at(batch, row, column, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INDEX: tl.constexpr):
     """Return the tile at `row` and `column` of the grid of tiles, with contiguous rows and columns."""
     rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -92,7 +92,7 @@ def _along_k(ends, batch, K, steps, META: tl.constexpr):
 
 
 @triton.jit
-def _rows_of(a, batch, tile, strides, M, end, META: tl.constexpr):
+def rows_of(a, batch, tile, strides, M, end, META: tl.constexpr):
     """Return a tile's rows of one batch of a.
 
     Zeros that pad a are loaded, too, because a mask that ends within a vector would split the load.
@@ -108,8 +108,8 @@ def _rows_of(a, batch, tile, strides, M, end, META: tl.constexpr):
 
 
 @triton.jit
-def _columns_of(b, batch, tile, strides, N, end, META: tl.constexpr):
-    """Return a tile's columns of one batch of b, with zeros that pad b as in `_rows_of`."""
+def columns_of(b, batch, tile, strides, N, end, META: tl.constexpr):
+    """Return a tile's columns of one batch of b, with zeros that pad b as in `rows_of`."""
     mask = tile.column_mask
     if META.b_padding > 1:
         if META.b_inner:
@@ -158,7 +158,7 @@ def _block_of_b(b, inner, EVERY: tl.constexpr):
 
 
 @triton.jit
-def _zeros(ROWS: tl.constexpr, META: tl.constexpr):
+def zeros(ROWS: tl.constexpr, META: tl.constexpr):
     """Return sums of no products: ROWS rows as wide as a tile."""
     COLUMNS: tl.constexpr = META.block_n
     return tl.zeros((ROWS, COLUMNS), META.accumulator)
@@ -170,7 +170,7 @@ def _dot(x, y, total, META: tl.constexpr):
 
 
 @triton.jit
-def _add_blocks(total, a, b, begin, end, EVERY: tl.constexpr, META: tl.constexpr):
+def add_blocks(total, a, b, begin, end, EVERY: tl.constexpr, META: tl.constexpr):
     """Add the products of blocks along K from `begin` to `end` to a tile's sums, by tensor cores.
 
     Elements loaded by less than 4 bytes cannot be copied asynchronously. With META.prefetch_a and META.prefetch_b the
@@ -259,11 +259,11 @@ def multiply_tiles(
     batch, row, column = own_index(M, N, META.block_m, META.block_n, META.group_m, META.index)
     tile = _tile_at(batch, row, column, M, N, META)
     begin, end = _along_k(ends, batch, K, steps, META)
-    total = _zeros(META.block_m, META)
+    total = zeros(META.block_m, META)
     for term in range(terms):
-        rows = _rows_of(a, batch + term, tile, strides.a, M, end, META)
-        columns = _columns_of(b, batch + term, tile, strides.b, N, end, META)
-        total = _add_blocks(total, rows, columns, begin, end, META.even_k, META)
+        rows = rows_of(a, batch + term, tile, strides.a, M, end, META)
+        columns = columns_of(b, batch + term, tile, strides.b, N, end, META)
+        total = add_blocks(total, rows, columns, begin, end, META.even_k, META)
     _write(total, out, tile, strides.out, added, batches, alpha, beta, ACTIVATION, META)
 
 
@@ -295,10 +295,10 @@ def multiply_short_k(
     batch, row, column = own_index(M, N, META.block_m, META.block_n, META.group_m, META.index)
     tile = _tile_at(batch, row, column, M, N, META)
     begin, end = _along_k(ends, batch, K, steps, META)
-    total = _zeros(META.block_m, META)
+    total = zeros(META.block_m, META)
     for term in range(terms):
-        rows = _rows_of(a, batch + term, tile, strides.a, M, end, META)
-        columns = _columns_of(b, batch + term, tile, strides.b, N, end, META)
+        rows = rows_of(a, batch + term, tile, strides.a, M, end, META)
+        columns = columns_of(b, batch + term, tile, strides.b, N, end, META)
         # Pointers in two dimensions would load a row's element once for each column of a thread.
         a_rows = rows.pointer + tile.rows * rows.stride
         for i in tl.static_range(BLOCK_K):
@@ -342,15 +342,15 @@ def multiply_few_rows(
     begin, end = _along_k(ends, batch, K, steps, META)
     sums = ()
     for _ in tl.static_range(BLOCK_M):
-        sums = sums + (_zeros(BLOCK_K, META),)  # type: ignore[assignment]
+        sums = sums + (zeros(BLOCK_K, META),)  # type: ignore[assignment]
     for term in range(terms):
-        rows = _rows_of(a, batch + term, tile, strides.a, M, end, META)
-        columns = _columns_of(b, batch + term, tile, strides.b, N, end, META)
+        rows = rows_of(a, batch + term, tile, strides.a, M, end, META)
+        columns = columns_of(b, batch + term, tile, strides.b, N, end, META)
         for k in range(begin, end, BLOCK_K):
             inner = k + tl.arange(0, BLOCK_K)
             y = _block_of_b(columns, inner, META.even_k).to(META.accumulator)
             sums = _add_rows(sums, rows, row.to(META.index) * BLOCK_M, M, inner, end, y, META.even_k)
-    total = _zeros(BLOCK_M, META)
+    total = zeros(BLOCK_M, META)
     for i in tl.static_range(BLOCK_M):
         own = (tl.arange(0, BLOCK_M) == i)[:, None]
         total = tl.where(own, tl.sum(sums[i], axis=0)[None, :], total)
@@ -403,10 +403,10 @@ def multiply_strided_columns(
     before = (-b_first.to(tl.int64) & 15).to(tl.int32) // (b.dtype.element_ty.primitive_bitwidth // 8)
     in_blocks = tl.maximum(K - before, 0) // BLOCK_K * BLOCK_K
     end = tl.minimum(begin + steps * BLOCK_K, in_blocks)
-    x = _rows_of(a + before * strides.a.column, batch, tile, strides.a, M, end, META)
+    x = rows_of(a + before * strides.a.column, batch, tile, strides.a, M, end, META)
     y_pointers = tl.multiple_of(b_first + before, 16) + (multiples * column_step)[None, :]
     y = _Columns(y_pointers, tile.column_mask, strides.b.row, end)
-    total = _add_blocks(_zeros(META.block_m, META), x, y, begin, end, True, META)
+    total = add_blocks(zeros(META.block_m, META), x, y, begin, end, True, META)
 
     # The last slice adds what whole blocks left out: the elements before and after them.
     x = _Rows(a + batch * strides.a.batch, rows, tile.row_mask, strides.a.row, strides.a.column, K)
