@@ -46,7 +46,10 @@ def definition(name: str, signature: inspect.Signature) -> str:
         return f"{begin}\n    {joined}\n{end}"
     if len(end) > 120:
         # A tuple of many results.
-        end = end.replace("tuple[", "tuple[\n    ").replace("]: ...", "\n]: ...")
+        results = end.removeprefix(") -> tuple[").removesuffix("]: ...")
+        if len(results) > 116:
+            results = results.replace(", ", ",\n    ") + ","
+        end = f") -> tuple[\n    {results}\n]: ..."
     return "\n".join([begin, *(f"    {parameter}," for parameter in parameters), end])
 
 
