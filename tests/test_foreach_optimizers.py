@@ -23,6 +23,16 @@ EVERY_PAIR = pytest.mark.parametrize(
     ("case", "dtype"), PAIRS, ids=[f"{NAMES[i]} {str(dtype).removeprefix('torch.')}" for i, dtype in PAIRS]
 )
 
+# The first and the last options of each class; test_optim.py has steps with all of them.
+FIRST = {kind: i for i, (kind, _) in reversed(list(enumerate(CASES)))}
+LAST = {kind: i for i, (kind, _) in enumerate(CASES)}
+
+
+def of_cases(indices):
+    """Parametrize a test by the cases of these indices, or by all of them in the full set."""
+    chosen = range(len(CASES)) if FULL else sorted(indices)
+    return pytest.mark.parametrize("case", chosen, ids=[NAMES[i] for i in chosen])
+
 
 def stepped(optimizer, params, numbers, serving=False):
     """Take steps with drawn gradients. With `serving` Tritonite serves all that the optimizer calls."""
@@ -55,7 +65,8 @@ def assert_lists_served(prefixes, least):
 @EVERY_PAIR
 def test_twenty_foreach_steps_are_atens(case, dtype):
     kind, options = CASES[case]
-    ours, theirs = (made(kind, {"foreach": True, **options}, False, dtype) for _ in range(2))
+    shapes = [(3, 4), (5,), ()]
+    ours, theirs = (made(kind, {"foreach": True, **options}, False, dtype, shapes) for _ in range(2))
     stepped(*theirs, range(20))
     stepped(*ours, range(20), serving=True)
     # The difference of two means, of which a root is taken, cancels digits.
@@ -77,7 +88,7 @@ def test_twenty_steps_of_muon_are_atens():
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=20 * 5e-5)
 
 
-@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+@of_cases(FIRST.values())
 def test_twenty_fused_steps_are_atens(case):
     kind, options = CASES[case]
     ours, theirs = (made(kind, options, fused) for fused in (True, False))
@@ -87,7 +98,7 @@ def test_twenty_fused_steps_are_atens(case):
     assert_lists_served("tritonite_optim", 20)
 
 
-@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+@of_cases(LAST.values())
 def test_twenty_fused_steps_of_bfloat16_with_float32_states(case):
     """A parameter is rounded once a step. In float64, from the parameters before the step, it is that number's."""
     kind, options = CASES[case]
