@@ -58,6 +58,7 @@ def interpreting() -> Iterator[None]:
     - One kernel runs at a time, because the interpreter keeps its state in module globals.
     - ATen's operators, which the interpreter calls, are neither overridden nor recorded.
     - Integer operators wrap around, as on a GPU, instead of checking for overflow.
+    - Integer arguments from 2**31 to 2**32 - 1 have 64 bits, as their type says.
     - A failing assertion, which would stop a GPU, raises Decline, so that ATen raises its error.
 
     Raises InvalidDeclaration for a kernel that branches on a block.
@@ -85,10 +86,11 @@ def interpreting() -> Iterator[None]:
         outer = contract.swap_inside_kernel(True)
         semantic = interpreter.interpreter_semantic
         saved, caller = dict(vars(interpreter_builder)), InterpretedFunction.__call__
-        constant = semantic.scalar_constant
+        constant, convert = semantic.scalar_constant, interpreter._implicit_cvt
         patch_tensor, reduce = interpreter._patch_lang_tensor, interpreter.ReduceOps.generic_reduce
         vars(interpreter_builder).update(changes)
         semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
+        interpreter._implicit_cvt = functools.partial(interpreted.argument, convert)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
         interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_pairwise(reduce, *given)
         # Triton's own call patches its whole language again for every function that a kernel calls, which is slow.
@@ -106,5 +108,6 @@ def interpreting() -> Iterator[None]:
             vars(interpreter_builder).update(saved)
             InterpretedFunction.__call__ = caller
             semantic.scalar_constant = constant
+            interpreter._implicit_cvt = convert
             interpreter._patch_lang_tensor = patch_tensor
             interpreter.ReduceOps.generic_reduce = reduce
