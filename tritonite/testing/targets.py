@@ -28,6 +28,7 @@ from triton.compiler import CompiledKernel
 
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import devices, dtypes, registry
+from tritonite.engine.lists.kernels import elementwise_list
 from tritonite.engine.pointwise import declare as pointwise
 from tritonite.errors import Decline, did_you_mean
 from tritonite.runtime.launch import Specialization
@@ -135,17 +136,24 @@ def _has_assembly(label: str, specialization: Specialization) -> bool:
 
 
 def _variants(declaration: registry.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
-    """Yield everything that a declaration compiles, labelled. Kernels over lists compile a formula of their own."""
+    """Yield everything that a declaration compiles, labelled.
+
+    A kernel over lists compiles each formula anew, so that without `full` one launch stands for a declaration.
+    """
     ops = [op for op in registry.overloads().values() if op.declaration is declaration]
-    over_lists = any(op.takes_lists for op in ops)
-    for kernel in () if over_lists else declaration.kernels:
-        for label, specialization in specializations(kernel, full):
-            yield f"{kernel.name} {label}", specialization
-    if over_lists or not declaration.kernels:
-        functional = [op for op in ops if not op.inplace and not op.out_names]
-        for op in functional or ops[:1]:
-            for label, specialization in launched(op, full):
-                yield f"{op.overload} {label}", specialization
+    over_lists = bool(declaration.kernels) and any(op.takes_lists for op in ops)
+    if declaration.kernels and not over_lists:
+        for kernel in declaration.kernels:
+            for label, specialization in specializations(kernel, full):
+                yield f"{kernel.name} {label}", specialization
+        return
+    functional = [op for op in ops if not op.inplace and not op.out_names]
+    for op in functional or ops[:1]:
+        variants = list(launched(op, full))
+        if over_lists and not full:
+            variants = [variant for variant in variants if variant[1].kernel is elementwise_list][:1]
+        for label, specialization in variants:
+            yield f"{op.overload} {label}", specialization
 
 
 def matrix(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[Case]:
