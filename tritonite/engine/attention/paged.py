@@ -16,9 +16,9 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.decode import Cut, launch_splits, most_blocks
-from tritonite.engine.attention.decode_keys import DecodeMeta, DecodeOperands, DecodeStrides, Tables
+from tritonite.engine.attention.decode_keys import DecodeMeta, DecodeTensors
 from tritonite.engine.attention.problem import dot_precision
-from tritonite.engine.attention.prologue import HeadStrides, Results
+from tritonite.engine.attention.prologue import ForwardStrides, HeadStrides
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import Number, settings
@@ -106,7 +106,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     if work.scales is not None:
         key_scale, value_scale = [own.stride(0) if own.numel() > 1 else 0 for own in work.scales]
         scales = key_scale, value_scale
-    strides = DecodeStrides(
+    strides = ForwardStrides(
         *(query_strides, key_strides, value_strides, out_strides, HeadStrides(0, 0, 0, 0), HeadStrides(0, 0, 0)),
         pages=work.pages.stride(0),
         scales=scales,
@@ -116,9 +116,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": room, "diagonal": 0}
     sizes |= {"window": work.window or 0, "kv_heads": kv_heads}
     launch_splits(
-        DecodeOperands(query, key, value, None, work.pages),
-        Tables(work.lengths, work.starts, None, work.scales),
-        Results(out, None),
+        DecodeTensors(query, key, value, None, work.pages, work.lengths, work.starts, None, work.scales, out),
         *(strides, sizes, cut, meta),
         blocks=blocks,
         n_pages=max(1, n_pages),

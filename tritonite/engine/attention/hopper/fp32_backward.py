@@ -33,15 +33,11 @@ from tritonite.engine.attention.hopper.fp32_tiles import (
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import (
     Head,
-    KeyPointers,
-    QueryPointers,
     TileSizes,
-    head_logsumexp,
-    head_row_values,
-    head_scores,
+    dq_pointers,
     key_rows,
     program_tile,
-    query_rows,
+    query_pointers,
     sequence_extent,
 )
 from tritonite.engine.attention.scores import (
@@ -94,7 +90,7 @@ def _probabilities(scores, logsumexp, excess):
 
 
 @gluon.jit
-def _excess(rows, logsumexp, key, bias, buffers, strides, count, factor, extent, META: gl.constexpr):
+def _excess(rows, logsumexp, pointers, buffers, strides, count, factor, extent, META: gl.constexpr):
     """Return rows' `logsumexp_excess`, from another pass over the `count` blocks of keys if any row needs one."""
     row_layout: gl.constexpr = logsumexp.type.layout
     score_layout: gl.constexpr = row_layout.parent
@@ -104,14 +100,21 @@ def _excess(rows, logsumexp, key, bias, buffers, strides, count, factor, extent,
         for i in range(0, count):
             first = i * META.block_n
             k = load_rows(
-                key, first, strides.key.row, extent.keys, META.head_size, META.block_n, META.block_d, META.index
+                pointers.key,
+                first,
+                strides.key.row,
+                extent.keys,
+                META.head_size,
+                META.block_n,
+                META.block_d,
+                META.index,
             )
             store_parts(buffers.k, k)
             fence_async_shared()
             scores = start_small_products(buffers.q, transposed(buffers.k), score_layout)
             columns = first + gl.arange(0, META.block_n, gl.SliceLayout(0, score_layout))
             rows_i, columns_j = rows[:, None], columns[None, :]
-            bias_tile = load_bias_tile(rows_i, columns_j, bias, strides.bias, extent, META)
+            bias_tile = load_bias_tile(rows_i, columns_j, pointers.bias, strides.bias, extent, META)
             scores = start_main_product(buffers.q, transposed(buffers.k), warpgroup_mma_wait(0, deps=(scores,)))
             scores = to_scores(warpgroup_mma_wait(0, deps=(scores,)), bias_tile, factor)
             p = probabilities_in_nats(scores, logsumexp[:, None], excess[:, None], True)
@@ -142,7 +145,7 @@ def _add_key_block(
     columns = first + gl.arange(0, META.block_n, gl.SliceLayout(0, score_layout))
     i, j = own.rows[:, None], columns[None, :]
     bias_tile = load_bias_tile(i, j, pointers.bias, strides.bias, extent, META)
-    loaded = load_keys(pointers.key, pointers.value, strides, following, extent.keys, META)
+    loaded = load_keys(pointers, strides, following, extent.keys, META)
     scores = start_main_product(buffers.q, transposed(buffers.k), warpgroup_mma_wait(SMALL_PRODUCTS, deps=(scores,)))
     dp = start_main_product(buffers.grad, transposed(buffers.v), warpgroup_mma_wait(1, deps=(dp,)))
     scores = to_scores(warpgroup_mma_wait(1, deps=(scores,)), bias_tile, factor)
@@ -160,10 +163,7 @@ def _add_key_block(
 @libentry()
 @gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dq_fp32(
-    operands,
-    inputs,
-    results,
-    starts,
+    tensors,
     strides,
     heads,
     batch_heads,
@@ -186,32 +186,25 @@ def attend_backward_dq_fp32(
     qs, grads = shared_parts(ROWS, BLOCK_D), shared_parts(ROWS, BLOCK_V)
     buffers = BackwardBuffers(qs, grads, shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V))
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
-    here, extent, first, count, masked = locate_rows(sizes, starts, META)
-    query = query_rows(operands.query, strides.query, here)
-    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
-    bias = head_scores(operands.bias, strides.bias, here)
-    grad_out, out = query_rows(inputs.grad_out, strides.grad_out, here), query_rows(inputs.out, strides.out, here)
-    logsumexp = head_logsumexp(inputs.logsumexp, strides.logsumexp, here)
-    grad_query = query_rows(results.grad_query, strides.grad_query, here)
-    grad_bias = head_scores(results.grad_bias, strides.grad_bias, here)
-    delta = head_row_values(results.delta, strides.delta, here)
-    excesses = head_row_values(results.excesses, strides.delta, here)
-    loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
-    q = load_rows(query, first, strides.query.row, extent.queries, META.head_size, ROWS, BLOCK_D, META.index)
+    here, extent, first, count, masked = locate_rows(sizes, tensors, META)
+    pointers = dq_pointers(tensors, strides, here)
+    loaded = load_keys(pointers, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
+    q = load_rows(pointers.query, first, strides.query.row, extent.queries, META.head_size, ROWS, BLOCK_D, META.index)
     store_parts(buffers.q, q)
-    grad = load_rows(grad_out, first, strides.grad_out.row, extent.queries, META.value_size, ROWS, BLOCK_V, META.index)
-    result = load_rows(out, first, strides.out.row, extent.queries, META.value_size, ROWS, BLOCK_V, META.index)
+    size: gl.constexpr = META.value_size
+    grad = load_rows(pointers.grad_out, first, strides.grad_out.row, extent.queries, size, ROWS, BLOCK_V, META.index)
+    result = load_rows(pointers.out, first, strides.out.row, extent.queries, size, ROWS, BLOCK_V, META.index)
     store_parts(buffers.grad, grad)
     row_delta = gl.convert_layout(gl.sum(grad * result, 1), row_layout)
     rows = (first + gl.arange(0, ROWS, row_layout)).to(META.index)
-    gl.store(delta + rows, row_delta, mask=rows < extent.queries)
-    row_logsumexp = load_logsumexp(logsumexp, rows, strides.logsumexp.row, extent.queries, True)
+    gl.store(pointers.delta + rows, row_delta, mask=rows < extent.queries)
+    row_logsumexp = load_logsumexp(pointers.logsumexp, rows, strides.logsumexp.row, extent.queries, True)
     factor = scale.to(gl.float32)
     excess = None
-    if excesses is not None:
-        excess = _excess(rows, row_logsumexp, key, bias, buffers, strides, count, factor, extent, META)
-        gl.store(excesses + rows, excess, mask=rows < extent.queries)
-    own, pointers = QueryRows(rows, row_logsumexp, row_delta, excess), KeyPointers(key, value, bias, grad_bias)
+    if pointers.excesses is not None:
+        excess = _excess(rows, row_logsumexp, pointers, buffers, strides, count, factor, extent, META)
+        gl.store(pointers.excesses + rows, excess, mask=rows < extent.queries)
+    own = QueryRows(rows, row_logsumexp, row_delta, excess)
     dq = gl.zeros((ROWS, BLOCK_D), gl.float32, dq_layout)
     for i in range(0, masked):
         dq, loaded = _add_key_block(
@@ -221,12 +214,14 @@ def attend_backward_dq_fp32(
         dq, loaded = _add_key_block(
             dq, loaded, own, pointers, buffers, strides, count - 1 - i, factor, extent, False, META
         )
-    if grad_bias is not None:
+    if pointers.grad_bias is not None:
         zeros = gl.zeros((ROWS, BLOCK_N), gl.float32, score_layout)
         for start in range(count * BLOCK_N, extent.keys, BLOCK_N):
             columns = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))
-            store_scores(grad_bias, zeros, strides.grad_bias, rows, columns, extent)
-    store_rows(grad_query, first, strides.grad_query.row, extent.queries, dq * factor, META.head_size, META.index)
+            store_scores(pointers.grad_bias, zeros, strides.grad_bias, rows, columns, extent)
+    store_rows(
+        pointers.grad_query, first, strides.grad_query.row, extent.queries, dq * factor, META.head_size, META.index
+    )
 
 
 @gluon.jit
@@ -297,10 +292,7 @@ def _add_query_block(
 @libentry()
 @gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dkdv_fp32(
-    operands,
-    inputs,
-    results,
-    starts,
+    tensors,
     strides,
     heads,
     batch_heads,
@@ -323,15 +315,15 @@ def attend_backward_dkdv_fp32(
     ks, vs = shared_parts(ROWS, BLOCK_D), shared_parts(ROWS, BLOCK_V)
     buffers = BackwardBuffers(shared_parts(BLOCK_M, BLOCK_D), shared_parts(BLOCK_M, BLOCK_V), ks, vs)
     block, batch, kv_head = program_tile(gl.program_id(0), blocks, heads, batch_heads, group)
-    extent, first_query, first_key = sequence_extent(starts, batch, queries, keys, diagonal, META)
+    extent, first_query, first_key = sequence_extent(tensors, batch, queries, keys, diagonal, META)
     row, first, count, masked = key_tile(block, blocks, extent, ROWS, META)
     # This sequence may be shorter than the longest and have no such keys.
     count = gl.where(row < extent.keys, count, 0)
     masked = gl.minimum(masked, count)
     here = Head(block, batch, kv_head, kv_head, first_query, first_key)
-    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
-    grad_key = key_rows(results.grad_key, strides.grad_key, here)
-    grad_value = key_rows(results.grad_value, strides.grad_value, here)
+    key, value = key_rows(tensors.key, strides.key, here), key_rows(tensors.value, strides.value, here)
+    grad_key = key_rows(tensors.grad_key, strides.grad_key, here)
+    grad_value = key_rows(tensors.grad_value, strides.grad_value, here)
     k = load_rows(key, row, strides.key.row, extent.keys, META.head_size, ROWS, BLOCK_D, META.index)
     store_parts(buffers.k, k)
     v = load_rows(value, row, strides.value.row, extent.keys, META.value_size, ROWS, BLOCK_V, META.index)
@@ -342,14 +334,7 @@ def attend_backward_dkdv_fp32(
     columns = (row + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout))).to(META.index)
     for member in range(META.ratio):
         here = Head(block, batch, kv_head * META.ratio + member, kv_head, first_query, first_key)
-        pointers = QueryPointers(
-            query_rows(operands.query, strides.query, here),
-            query_rows(inputs.grad_out, strides.grad_out, here),
-            head_logsumexp(inputs.logsumexp, strides.logsumexp, here),
-            head_row_values(inputs.delta, strides.delta, here),
-            head_row_values(inputs.excesses, strides.delta, here),
-            head_scores(operands.bias, strides.bias, here),
-        )
+        pointers = query_pointers(tensors, strides, here)
         # Programs without blocks have no first one, whose index would be negative.
         start = gl.maximum(query_block_start(0, first, count, extent.queries, BLOCK_M), 0)
         loaded = _load_queries(pointers.query, pointers.grad_out, strides, start, extent.queries, META)
@@ -383,7 +368,7 @@ def attention_backward(
     grad_bias: torch.Tensor | None = None,
 ) -> None:
     """Do what `backward.attention_backward` does, for a problem that these kernels serve."""
-    tensors = (grad_out, out, logsumexp, *grads, *(() if grad_bias is None else (grad_bias,)))
+    tensors = grad_out, out, logsumexp, *grads, grad_bias
     dq, dkdv = backward_arguments(problem, grad_out, out, logsumexp, grads, grad_bias)
     options: dict[str, Any] = {"num_warps": 4} | compiler_options(True)
     heads, blocks = problem.query.shape[1], -(-problem.queries // ROWS.value)

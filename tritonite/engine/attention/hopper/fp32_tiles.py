@@ -26,12 +26,12 @@ _LEAST, _MOST = 32, 64
 
 
 @gluon.jit
-def locate_rows(sizes, starts, META: gl.constexpr):
+def locate_rows(sizes, tensors, META: gl.constexpr):
     """Return (`Head`, `Extent`, first query, blocks of keys, how many of the first ones need a mask) of a program.
 
     No blocks are left where a packed sequence has no such queries.
     """
-    here, extent = locate_queries(sizes, starts, META)
+    here, extent = locate_queries(sizes, tensors, META)
     first, count, masked = query_tile(here.block, extent, ROWS, META)
     count = gl.where(first < extent.queries, count, 0)
     return here, extent, first, count, gl.minimum(masked, count)
@@ -59,10 +59,12 @@ def load_rows(
 
 
 @gluon.jit
-def load_keys(key, value, strides, first, keys, META: gl.constexpr):
+def load_keys(pointers, strides, first, keys, META: gl.constexpr):
     """Load a block of keys and of values."""
-    k = load_rows(key, first, strides.key.row, keys, META.head_size, META.block_n, META.block_d, META.index)
-    v = load_rows(value, first, strides.value.row, keys, META.value_size, META.block_n, META.block_v, META.index)
+    k = load_rows(pointers.key, first, strides.key.row, keys, META.head_size, META.block_n, META.block_d, META.index)
+    v = load_rows(
+        pointers.value, first, strides.value.row, keys, META.value_size, META.block_n, META.block_v, META.index
+    )
     return k, v
 
 
@@ -117,7 +119,7 @@ def serves_operands(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def kernel_meta(
-    problem: Problem, queries: int, keys: int, tensors: Sequence[torch.Tensor], empty: str = "inf"
+    problem: Problem, queries: int, keys: int, tensors: Sequence[torch.Tensor | None], empty: str = "inf"
 ) -> AttentionMeta:
     """Return the facts of a kernel with tiles of `queries` and `keys` that also reads or writes `tensors`."""
     meta = problem.meta(table.Tile(queries, keys), *tensors, empty=empty)
