@@ -185,12 +185,14 @@ class Problem(NamedTuple):
         """Query heads per key and value head."""
         return self.query.shape[1] // max(1, self.key.shape[1])
 
-    def meta(self, tile: table.Tile, *tensors: torch.Tensor | None, empty: str = "inf") -> AttentionMeta:
-        """Return the facts of a kernel that also reads or writes `tensors`."""
+    def meta(
+        self, tile: table.Tile, *tensors: torch.Tensor | None, empty: str = "inf", least: int = 0
+    ) -> AttentionMeta:
+        """Return the facts of a kernel that also reads or writes `tensors`, with block_d and block_v from `least` on."""
         head, value = self.query.shape[3], self.value.shape[3]
         index = offset_type(*[each for each in (*self[:4], *tensors) if each is not None])
-        least = _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
-        blocks = [max(least, power_of_2(size)) for size in (head, value)]
+        fewest = _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
+        blocks = [max(fewest, power_of_2(size)) for size in (head, value)]
         if max(blocks) > 2 * min(blocks) and not devices.current.interpreted:
             # Triton compiles wrong gradients for such tiles.
             raise Decline(f"head size {head} and value size {value}: padded sizes may differ by a factor of 2")
@@ -204,8 +206,8 @@ class Problem(NamedTuple):
             ratio=self.ratio,
             head_size=head,
             value_size=value,
-            block_d=blocks[0],
-            block_v=blocks[1],
+            block_d=max(least, blocks[0]),
+            block_v=max(least, blocks[1]),
             block_m=tile.BLOCK_M,
             block_n=tile.BLOCK_N,
             empty=empty,

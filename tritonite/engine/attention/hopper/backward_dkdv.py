@@ -5,7 +5,6 @@ Where several query heads share a key head and programs are few, each query head
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -22,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tritonite.engine.attention.hopper.descriptors import (
     LOG2E,
     ROWS,
+    Barriers,
+    Buffers,
     copy_bias,
     init_barriers,
     new_barriers,
@@ -30,7 +31,7 @@ from tritonite.engine.attention.hopper.descriptors import (
 )
 from tritonite.engine.attention.hopper.tiles import GROUPS, as_operand, matrix, opaque_index, start_product
 from tritonite.engine.attention.problem import AttentionMeta
-from tritonite.engine.attention.prologue import TileSizes, program_tile
+from tritonite.engine.attention.prologue import Tensors, TileSizes, program_tile
 from tritonite.engine.attention.scores import probabilities_in_nats, score_factor
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
@@ -50,54 +51,6 @@ class DkdvMeta(AttentionMeta):
     separate: bool
     split: bool
     stages: int
-
-
-class Operands(NamedTuple):
-    """TMA descriptors that the producer loads from; `bias` may be None."""
-
-    query: Any
-    key: Any
-    value: Any
-    grad_out: Any
-    row_stats: Any
-    bias: Any
-
-
-class Buffers(NamedTuple):
-    """Shared memory: keys and values of the program; rings of queries, gradients of out, row_stats and bias by stage.
-
-    `p` are the probabilities that one consumer group hands to the other where they are separate, otherwise None.
-    `bias` and `excess` are None without a bias.
-    """
-
-    k: Any
-    v: Any
-    q: Any
-    grad: Any
-    logsumexp: Any
-    delta: Any
-    bias: Any
-    p: Any
-    excess: Any
-
-
-class Barriers(NamedTuple):
-    """Barriers of the buffers: `ready` when a block has arrived, `free` when consumers have used a stage."""
-
-    k_ready: Any
-    v_ready: Any
-    q_ready: Any
-    grad_ready: Any
-    free: Any
-    p_ready: Any
-    p_free: Any
-
-
-class Results(NamedTuple):
-    """Descriptors of grad_key and grad_value, or pointers to the partial results of query heads."""
-
-    grad_key: Any
-    grad_value: Any
 
 
 @gluon.jit
@@ -440,10 +393,10 @@ def attend_backward_dkdv_warp_specialized(
         ps = gl.allocate_shared_memory(gl.float32, [2, ROWS, META.block_m], swizzled)
         p_ready, p_free = new_barriers(2), new_barriers(2)
         init_barriers((p_ready, p_free), (1, 1))
-    operands = Operands(query, key, value, grad_out, row_stats, bias)
-    buffers = Buffers(ks, vs, qs, grads, logsumexps, deltas, biases, ps, excesses)
-    barriers = Barriers(k_ready, v_ready, q_ready, grad_ready, free, p_ready, p_free)
-    results = Results(grad_key, grad_value)
+    operands = Tensors(query, key, value, bias, grad_out, row_stats=row_stats)
+    buffers = Buffers(qs, ks, vs, grads, biases, logsumexps, deltas, excesses, ps)
+    barriers = Barriers(q_ready, k_ready, v_ready, grad_ready=grad_ready, free=free, p_ready=p_ready, p_free=p_free)
+    results = Tensors(grad_key=grad_key, grad_value=grad_value)
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
     wait_for_previous_launch()
     if META.separate:

@@ -18,9 +18,9 @@ from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.arguments import backward_arguments, tile_sizes
 from tritonite.engine.attention.hopper.backward_dkdv import key_tile, query_block_start
-from tritonite.engine.attention.hopper.descriptors import ROWS
+from tritonite.engine.attention.hopper.descriptors import ROWS, Buffers
 from tritonite.engine.attention.hopper.fp32_tiles import (
-    kernel_meta,
+    LEAST,
     load_bias_tile,
     load_keys,
     load_rows,
@@ -68,15 +68,6 @@ class QueryRows(NamedTuple):
     logsumexp: Any
     delta: Any
     excess: Any
-
-
-class BackwardBuffers(NamedTuple):
-    """bfloat16 terms in shared memory of queries, gradients of out, keys and values."""
-
-    q: Any
-    grad: Any
-    k: Any
-    v: Any
 
 
 @gluon.jit
@@ -184,7 +175,7 @@ def attend_backward_dq_fp32(
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     qs, grads = shared_parts(ROWS, BLOCK_D), shared_parts(ROWS, BLOCK_V)
-    buffers = BackwardBuffers(qs, grads, shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V))
+    buffers = Buffers(qs, shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V), grads)
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
     here, extent, first, count, masked = locate_rows(sizes, tensors, META)
     pointers = dq_pointers(tensors, strides, here)
@@ -313,7 +304,7 @@ def attend_backward_dkdv_fp32(
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     ks, vs = shared_parts(ROWS, BLOCK_D), shared_parts(ROWS, BLOCK_V)
-    buffers = BackwardBuffers(shared_parts(BLOCK_M, BLOCK_D), shared_parts(BLOCK_M, BLOCK_V), ks, vs)
+    buffers = Buffers(shared_parts(BLOCK_M, BLOCK_D), ks, vs, shared_parts(BLOCK_M, BLOCK_V))
     block, batch, kv_head = program_tile(gl.program_id(0), blocks, heads, batch_heads, group)
     extent, first_query, first_key = sequence_extent(tensors, batch, queries, keys, diagonal, META)
     row, first, count, masked = key_tile(block, blocks, extent, ROWS, META)
@@ -374,7 +365,7 @@ def attention_backward(
     heads, blocks = problem.query.shape[1], -(-problem.queries // ROWS.value)
     attend_backward_dq_fp32[(blocks * problem.batch * heads,)](
         **(dq | tile_sizes(problem, heads, blocks, problem.group) | options),
-        META=kernel_meta(problem, ROWS.value, table.FP32.BLOCK_N, tensors),
+        META=problem.meta(table.Tile(ROWS.value, table.FP32.BLOCK_N), *tensors, least=LEAST),
         # The branch in `_excess` would cost the registers of a third program.
         maxnreg=table.CAPPED_REGISTERS if problem.adds and grad_bias is None else None,
     )
@@ -385,5 +376,5 @@ def attention_backward(
         options |= {} if capped is None else {"maxnreg": capped}
     attend_backward_dkdv_fp32[(programs,)](
         **(dkdv | tile_sizes(problem, heads, blocks, 1) | options),
-        META=kernel_meta(problem, table.FP32.BLOCK_M, ROWS.value, tensors),
+        META=problem.meta(table.Tile(table.FP32.BLOCK_M, ROWS.value), *tensors, least=LEAST),
     )

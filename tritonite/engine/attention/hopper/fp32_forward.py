@@ -6,8 +6,6 @@ multiplied, the next block is loaded into registers.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton.language as tl
 from triton.experimental import gluon
@@ -16,9 +14,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tritonite.engine.attention import table
 from tritonite.engine.attention.arguments import forward_arguments
-from tritonite.engine.attention.hopper.descriptors import ROWS
+from tritonite.engine.attention.hopper.descriptors import ROWS, Buffers
 from tritonite.engine.attention.hopper.fp32_tiles import (
-    kernel_meta,
+    LEAST,
     load_bias_tile,
     load_keys,
     load_rows,
@@ -48,14 +46,6 @@ from tritonite.engine.gemm.kernels.hopper_fp32 import (
 )
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
-
-
-class ForwardBuffers(NamedTuple):
-    """bfloat16 terms in shared memory: the program's queries, a block of keys, a block of values."""
-
-    q: Any
-    k: Any
-    v: Any
 
 
 @gluon.jit
@@ -129,9 +119,7 @@ def attend_fp32(
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
-    buffers = ForwardBuffers(
-        shared_parts(ROWS, BLOCK_D), shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V)
-    )
+    buffers = Buffers(shared_parts(ROWS, BLOCK_D), shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V))
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
     here, extent, first, count, masked = locate_rows(sizes, tensors, META)
     query = query_rows(tensors.query, strides.query, here)
@@ -176,5 +164,5 @@ def serves(problem: Problem, out: torch.Tensor) -> bool:
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
     """Do what `forward.attention` does, for a problem that this kernel serves."""
     programs, arguments = forward_arguments(problem, out, logsumexp, ROWS.value)
-    meta = kernel_meta(problem, ROWS.value, table.FP32.BLOCK_N, (out,), empty)
+    meta = problem.meta(table.Tile(ROWS.value, table.FP32.BLOCK_N), out, empty=empty, least=LEAST)
     attend_fp32[(programs,)](**arguments, META=meta, num_warps=4, **compiler_options(True))

@@ -7,22 +7,20 @@ shared memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritonite import devices
-from tritonite.engine.attention import table
 from tritonite.engine.attention.hopper.backward_dq import query_tile
 from tritonite.engine.attention.hopper.descriptors import ROWS
-from tritonite.engine.attention.problem import AttentionMeta, Problem, dot_precision
+from tritonite.engine.attention.problem import Problem, dot_precision
 from tritonite.engine.attention.prologue import locate_queries
 from tritonite.engine.attention.scores import add_bias, load_bias, visible_scores
 
 # Smallest and largest block_d and block_v.
-_LEAST, _MOST = 32, 64
+LEAST, _MOST = 32, 64
 
 
 @gluon.jit
@@ -116,11 +114,3 @@ def serves_operands(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
         and problem.size <= _MOST
         and all([tensor.numel() > 0 and (tensor.stride(3) == 1 or tensor.shape[3] == 1) for tensor in every])
     )
-
-
-def kernel_meta(
-    problem: Problem, queries: int, keys: int, tensors: Sequence[torch.Tensor | None], empty: str = "inf"
-) -> AttentionMeta:
-    """Return the facts of a kernel with tiles of `queries` and `keys` that also reads or writes `tensors`."""
-    meta = problem.meta(table.Tile(queries, keys), *tensors, empty=empty)
-    return replace(meta, block_d=max(_LEAST, meta.block_d), block_v=max(_LEAST, meta.block_v))
