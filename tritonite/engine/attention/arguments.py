@@ -44,8 +44,8 @@ def backward_arguments(
     delta = empty(problem.query.shape[:3], torch.float32, out.device)
     excesses = empty(problem.query.shape[:3], torch.float32, out.device) if problem.adds else None
     tensors = problem.tensors._replace(grad_out=grad_out, logsumexp=logsumexp, delta=delta, excesses=excesses)
-    strides = BackwardStrides(*map(of, (*problem[:4], grad_out)), delta=of(delta))
-    strides = strides._replace(logsumexp=problem.logsumexp_strides(logsumexp))
+    strides = BackwardStrides(*map(of, (*problem[:4], grad_out)))
+    strides = strides._replace(logsumexp=problem.logsumexp_strides(logsumexp), delta=of(delta))
     return {
         "tensors": tensors._replace(out=out, grad_query=grads[0], grad_bias=grad_bias),
         "strides": strides._replace(out=of(out), grad_query=of(grads[0]), grad_bias=of(grad_bias)),

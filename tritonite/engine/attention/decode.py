@@ -34,7 +34,6 @@ from tritonite.engine.attention.decode_keys import (
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import ForwardStrides, HeadStrides
 from tritonite.engine.attention.scores import LOG2E, add_bias, exponentials, finite_max, load_bias, score_factor
-from tritonite.engine.iteration import power_of_2
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, settings
 from tritonite.runtime.launch import ASSERTING
@@ -57,17 +56,7 @@ class Visible(NamedTuple):
 
 @triton.jit
 def _attend_block(
-    state,
-    inputs,
-    strides,
-    rows,
-    start,
-    page,
-    visible,
-    factor,
-    cap,
-    MASKED: tl.constexpr,
-    META: tl.constexpr,
+    state, inputs, strides, rows, start, page, visible, factor, cap, MASKED: tl.constexpr, META: tl.constexpr
 ):
     """Return (accumulator, row max, row sum) after a block of keys from `start`.
 
@@ -392,12 +381,7 @@ class Cut(NamedTuple):
 
 
 def launch_splits(
-    tensors: DecodeTensors,
-    strides: ForwardStrides,
-    sizes: dict[str, int],
-    cut: Cut,
-    meta: DecodeMeta,
-    **others: Any,
+    tensors: DecodeTensors, strides: ForwardStrides, sizes: dict[str, int], cut: Cut, meta: DecodeMeta, **others: Any
 ) -> None:
     """Launch attend_to_splits, and combine_splits if there are several."""
     rows, kv_heads, device = sizes["tokens"] * sizes["kv_heads"] * meta.ratio, sizes["kv_heads"], tensors.out.device
@@ -444,15 +428,11 @@ def decodes(problem: Problem, logsumexp: torch.Tensor | None = None) -> bool:
 
 def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, no_keys: str = "inf") -> None:
     """Do what `forward.attention` does, for a problem that `decodes`, without dropout."""
-    query, key, value = problem.query, problem.key, problem.value
-    (_, _, rows, head), kv_heads, packed = query.shape, key.shape[1], problem.packed
+    query, rows, kv_heads, packed = problem.query, problem.query.shape[2], problem.key.shape[1], problem.packed
     batch, queries = problem.batch, problem.queries
     if not batch * rows * kv_heads:
         return
-    tile = table.decoding(
-        *(devices.current.kind, query.dtype.itemsize, power_of_2(max(head, value.shape[3]))),
-        *(queries * problem.ratio, devices.shared_memory(query.device)),
-    )
+    tile = table.decoding(query.dtype.itemsize, problem.size, queries * problem.ratio, query.device)
     blocks = -(-queries * problem.ratio // tile.BLOCK_M)
     all_blocks = blocks * batch if packed is None else most_blocks(rows * problem.ratio, batch, tile)
     cut = Cut.choose(tile, all_blocks, kv_heads, _keys_of_last_query(problem), query.device)

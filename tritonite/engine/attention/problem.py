@@ -21,7 +21,7 @@ from tritonite.runtime.symbols import Number
 _LEAST, _NARROW, _LEAST_SHARED = 16, 64, 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionMeta:
     """Compile-time facts of an attention kernel.
 
@@ -44,8 +44,8 @@ class AttentionMeta:
     causal: bool
     last: bool
     precision: str
-    natural: bool
-    nats: bool
+    natural: bool = False
+    nats: bool = False
     index: Any
     ratio: int
     head_size: int
@@ -54,10 +54,10 @@ class AttentionMeta:
     block_v: int
     block_m: int
     block_n: int
-    empty: str
-    bias_of_keys: bool
-    dropout: str
-    aligned: bool
+    empty: str = "inf"
+    bias_of_keys: bool = False
+    dropout: str = ""
+    aligned: bool = False
 
 
 class Packed(NamedTuple):
@@ -149,7 +149,8 @@ class Problem(NamedTuple):
 
     def forward_strides(self, out: torch.Tensor, logsumexp: torch.Tensor | None) -> ForwardStrides:
         """Return the strides of a forward kernel's tensors."""
-        return ForwardStrides(*map(self.strides, (*self[:3], out, self.bias)), self.logsumexp_strides(logsumexp))
+        query, key, value, result, bias = map(self.strides, (*self[:3], out, self.bias))
+        return ForwardStrides(query, key, value, result, bias, self.logsumexp_strides(logsumexp))
 
     @property
     def size(self) -> int:
@@ -188,7 +189,7 @@ class Problem(NamedTuple):
     def meta(
         self, tile: table.Tile, *tensors: torch.Tensor | None, empty: str = "inf", least: int = 0
     ) -> AttentionMeta:
-        """Return the facts of a kernel that also reads or writes `tensors`, with block_d and block_v from `least` on."""
+        """Return the facts of a kernel that also reads or writes `tensors`; `least` bounds block_d and block_v."""
         head, value = self.query.shape[3], self.value.shape[3]
         index = offset_type(*[each for each in (*self[:4], *tensors) if each is not None])
         fewest = _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED

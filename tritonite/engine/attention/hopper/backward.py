@@ -16,15 +16,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.arguments import tile_sizes
-from tritonite.engine.attention.hopper.backward_dkdv import (
-    DkdvMeta,
-    add_heads,
-    attend_backward_dkdv_warp_specialized,
-)
-from tritonite.engine.attention.hopper.backward_dq import (
-    DqMeta,
-    attend_backward_dq_warp_specialized,
-)
+from tritonite.engine.attention.hopper.backward_dkdv import DkdvMeta, add_heads, attend_backward_dkdv_warp_specialized
+from tritonite.engine.attention.hopper.backward_dq import DqMeta, attend_backward_dq_warp_specialized
 from tritonite.engine.attention.hopper.descriptors import (
     ROWS,
     bias_descriptor,

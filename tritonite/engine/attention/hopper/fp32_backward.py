@@ -154,17 +154,7 @@ def _add_key_block(
 @libentry()
 @gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dq_fp32(
-    tensors,
-    strides,
-    heads,
-    batch_heads,
-    group,
-    blocks,
-    queries,
-    keys,
-    diagonal,
-    scale: tl.float64,
-    META: gl.constexpr,
+    tensors, strides, heads, batch_heads, group, blocks, queries, keys, diagonal, scale: tl.float64, META: gl.constexpr
 ):
     """Compute dq as `backward.attend_backward_dq` does, without dropout."""
     wait_for_previous_launch()
@@ -283,17 +273,7 @@ def _add_query_block(
 @libentry()
 @gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dkdv_fp32(
-    tensors,
-    strides,
-    heads,
-    batch_heads,
-    group,
-    blocks,
-    queries,
-    keys,
-    diagonal,
-    scale: tl.float64,
-    META: gl.constexpr,
+    tensors, strides, heads, batch_heads, group, blocks, queries, keys, diagonal, scale: tl.float64, META: gl.constexpr
 ):
     """Compute dk and dv as `backward.attend_backward_dkdv` does, without dropout; `heads` counts key heads."""
     wait_for_previous_launch()

@@ -26,14 +26,7 @@ from tritonite.engine.attention.hopper.fp32_tiles import (
     to_scores,
 )
 from tritonite.engine.attention.problem import Problem, compiler_options
-from tritonite.engine.attention.prologue import (
-    Tensors,
-    TileSizes,
-    head_logsumexp,
-    head_scores,
-    key_rows,
-    query_rows,
-)
+from tritonite.engine.attention.prologue import Tensors, TileSizes, head_logsumexp, head_scores, key_rows, query_rows
 from tritonite.engine.attention.scores import visible_scores
 from tritonite.engine.gemm.kernels.hopper_fp32 import (
     in_registers,

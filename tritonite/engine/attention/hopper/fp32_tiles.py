@@ -37,14 +37,7 @@ def locate_rows(sizes, tensors, META: gl.constexpr):
 
 @gluon.jit
 def load_rows(
-    pointer,
-    first,
-    stride,
-    count,
-    SIZE: gl.constexpr,
-    ROWS_OF: gl.constexpr,
-    BLOCK: gl.constexpr,
-    INDEX: gl.constexpr,
+    pointer, first, stride, count, SIZE: gl.constexpr, ROWS_OF: gl.constexpr, BLOCK: gl.constexpr, INDEX: gl.constexpr
 ):
     """Load ROWS_OF rows of SIZE contiguous elements as a tile of BLOCK columns; rows from `count` on are 0."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BLOCK, BLOCK // 4], [4, 1], [1, 0])
