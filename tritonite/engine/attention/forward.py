@@ -32,6 +32,7 @@ from tritonite.engine.attention.scores import (
     exponentials,
     finite_max,
     load_bias,
+    row_logsumexp,
     score_factor,
     visible_scores,
 )
@@ -39,8 +40,6 @@ from tritonite.language.bf16x6 import dot_terms, split_terms
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import random_state
 from tritonite.runtime.libentry import libentry
-
-_LN2 = tl.constexpr(0.6931471805599453)
 
 
 class QueryBlock(NamedTuple):
@@ -142,18 +141,6 @@ def _attend_keys(state, inputs, draws, strides, block, begin, end, factor, MASKE
     return acc, m_i, l_i
 
 
-@triton.jit
-def _logsumexp(m_i, l_i, META: tl.constexpr):
-    """Return rows' logsumexp in nats from their row max and row sum."""
-    if META.natural:
-        result = m_i + tl.log(l_i)
-    elif META.nats:
-        result = m_i + tl.log2(l_i) * _LN2
-    else:
-        result = (m_i + tl.log2(l_i)) * _LN2
-    return result
-
-
 @libentry()
 @triton.jit(do_not_specialize=[*TileSizes._fields, "padded", "seed", "offset"])
 def attend(
@@ -216,7 +203,7 @@ def attend(
     out = query_rows(tensors.out, strides.out, here)
     store_rows(out, rows, strides.out.row, extent.queries, acc, META.value_size, BLOCK_V)
     if tensors.logsumexp is not None:
-        found = tl.where(no_keys, float(META.empty), _logsumexp(m_i, l_i, META))
+        found = tl.where(no_keys, float(META.empty), row_logsumexp(m_i, l_i, META))
         found = tl.where(rows < extent.queries, found, float("inf"))
         logsumexp = head_logsumexp(tensors.logsumexp, strides.logsumexp, here)
         tl.store(logsumexp + rows * strides.logsumexp.row, found, mask=rows < tl.maximum(extent.queries, padded))

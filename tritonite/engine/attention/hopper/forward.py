@@ -46,13 +46,12 @@ from tritonite.engine.attention.hopper.descriptors import (
 )
 from tritonite.engine.attention.problem import AttentionMeta, Problem
 from tritonite.engine.attention.prologue import Tensors, TileSizes, longest_first
-from tritonite.engine.attention.scores import exponentials, finite_max
+from tritonite.engine.attention.scores import exponentials, finite_max, row_logsumexp
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import settings
 from tritonite.runtime.libentry import libentry
 
-_LN2 = gl.constexpr(0.6931471805599453)
 # Bytes of shared memory that are left for barriers and for Triton's own use.
 _BARRIER_BYTES = 1024
 _COPYING = gl.constexpr(table.COPYING)
@@ -398,11 +397,7 @@ def _finish(state, where, sizes, results, META: gl.constexpr, WHICH: gl.constexp
     l_i = gl.where(no_keys, 1.0, l_i)
     if results.logsumexp is not None:
         rows = row + gl.arange(0, ROWS, m_i.type.layout)
-        if META.nats:
-            found = m_i + gl.log2(l_i) * _LN2
-        else:
-            found = (m_i + gl.log2(l_i)) * _LN2
-        found = gl.where(no_keys, float(META.empty), found)
+        found = gl.where(no_keys, float(META.empty), row_logsumexp(m_i, l_i, META))
         found = gl.where(rows < sizes.queries, found, float("inf"))
         offset = batch.to(gl.int64) * results.strides.batch + head.to(gl.int64) * results.strides.head
         pointers = results.logsumexp + offset + rows.to(META.index) * results.strides.row
