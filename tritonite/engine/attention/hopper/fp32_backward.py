@@ -90,16 +90,7 @@ def _excess(rows, logsumexp, pointers, buffers, strides, count, factor, extent, 
         sums = gl.zeros((ROWS,), gl.float32, row_layout)
         for i in range(0, count):
             first = i * META.block_n
-            k = load_rows(
-                pointers.key,
-                first,
-                strides.key.row,
-                extent.keys,
-                META.head_size,
-                META.block_n,
-                META.block_d,
-                META.index,
-            )
+            k = load_rows(pointers.key, first, strides.key.row, extent.keys, META.block_n, False, META)
             store_parts(buffers.k, k)
             fence_async_shared()
             scores = start_small_products(buffers.q, transposed(buffers.k), score_layout)
@@ -116,12 +107,13 @@ def _excess(rows, logsumexp, pointers, buffers, strides, count, factor, extent, 
 
 @gluon.jit
 def _add_key_block(
-    dq, loaded, own, pointers, buffers, strides, block, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
+    state, own, pointers, buffers, strides, block, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
 ):
-    """Return (dq, keys and values of the block before) after a block of keys; `loaded` are its keys and values.
+    """Return (dq, keys and values of the block before) after a block of keys; `state` has dq and its keys and values.
 
     The gradient of its scores is stored where the bias's is asked for. `own` are the program's `QueryRows`.
     """
+    dq, loaded = state
     first, following = block * META.block_n, gl.maximum(block - 1, 0) * META.block_n
     excess = own.excess
     if excess is not None:
@@ -170,11 +162,10 @@ def attend_backward_dq_fp32(
     here, extent, first, count, masked = locate_rows(sizes, tensors, META)
     pointers = dq_pointers(tensors, strides, here)
     loaded = load_keys(pointers, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
-    q = load_rows(pointers.query, first, strides.query.row, extent.queries, META.head_size, ROWS, BLOCK_D, META.index)
+    q = load_rows(pointers.query, first, strides.query.row, extent.queries, ROWS, False, META)
     store_parts(buffers.q, q)
-    size: gl.constexpr = META.value_size
-    grad = load_rows(pointers.grad_out, first, strides.grad_out.row, extent.queries, size, ROWS, BLOCK_V, META.index)
-    result = load_rows(pointers.out, first, strides.out.row, extent.queries, size, ROWS, BLOCK_V, META.index)
+    grad = load_rows(pointers.grad_out, first, strides.grad_out.row, extent.queries, ROWS, True, META)
+    result = load_rows(pointers.out, first, strides.out.row, extent.queries, ROWS, True, META)
     store_parts(buffers.grad, grad)
     row_delta = gl.convert_layout(gl.sum(grad * result, 1), row_layout)
     rows = (first + gl.arange(0, ROWS, row_layout)).to(META.index)
@@ -187,14 +178,12 @@ def attend_backward_dq_fp32(
         gl.store(pointers.excesses + rows, excess, mask=rows < extent.queries)
     own = QueryRows(rows, row_logsumexp, row_delta, excess)
     dq = gl.zeros((ROWS, BLOCK_D), gl.float32, dq_layout)
+    state = dq, loaded
     for i in range(0, masked):
-        dq, loaded = _add_key_block(
-            dq, loaded, own, pointers, buffers, strides, count - 1 - i, factor, extent, True, META
-        )
+        state = _add_key_block(state, own, pointers, buffers, strides, count - 1 - i, factor, extent, True, META)
     for i in range(masked, count):
-        dq, loaded = _add_key_block(
-            dq, loaded, own, pointers, buffers, strides, count - 1 - i, factor, extent, False, META
-        )
+        state = _add_key_block(state, own, pointers, buffers, strides, count - 1 - i, factor, extent, False, META)
+    dq, _loaded = state
     if pointers.grad_bias is not None:
         zeros = gl.zeros((ROWS, BLOCK_N), gl.float32, score_layout)
         for start in range(count * BLOCK_N, extent.keys, BLOCK_N):
@@ -206,36 +195,24 @@ def attend_backward_dq_fp32(
 
 
 @gluon.jit
-def _load_queries(query, grad_out, strides, first, queries, META: gl.constexpr):
+def _load_queries(pointers, strides, first, queries, META: gl.constexpr):
     """Load a block of queries and of gradients of out."""
-    q = load_rows(query, first, strides.query.row, queries, META.head_size, META.block_m, META.block_d, META.index)
-    grad = load_rows(
-        grad_out, first, strides.grad_out.row, queries, META.value_size, META.block_m, META.block_v, META.index
-    )
-    return q, grad
+    q = load_rows(pointers.query, first, strides.query.row, queries, META.block_m, False, META)
+    return q, load_rows(pointers.grad_out, first, strides.grad_out.row, queries, META.block_m, True, META)
 
 
 @gluon.jit
 def _add_query_block(
-    gradients,
-    loaded,
-    columns,
-    pointers,
-    buffers,
-    strides,
-    first,
-    following,
-    factor,
-    extent,
-    MASKED: gl.constexpr,
-    META: gl.constexpr,
+    state, columns, pointers, buffers, strides, i, order, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
 ):
-    """Return (dk, dv, next block of queries and gradients of out) after a block of queries.
+    """Return (dk, dv, next block of queries and gradients of out) after the i-th block of queries.
 
-    Tiles of scores have a row for each key. `columns` are the program's key indices, `loaded` the block's queries and
-    gradients of out; `first` and `following` are the first queries of it and of the next block.
+    Tiles of scores have a row for each key. `state` has the values before it, and its own
+    queries. `columns` are the program's key indices, `order` is (first block of queries, number of blocks).
     """
-    dk, dv = gradients
+    dk, dv, loaded = state
+    first = query_block_start(i, order[0], order[1], extent.queries, META.block_m)
+    following = query_block_start(i + 1, order[0], order[1], extent.queries, META.block_m)
     score_layout: gl.constexpr = columns.type.layout.parent
     dk_layout: gl.constexpr = dk.type.layout
     dv_layout: gl.constexpr = dv.type.layout
@@ -245,22 +222,22 @@ def _add_query_block(
     scores = start_small_products(buffers.k, transposed(buffers.q), score_layout)
     dp = start_small_products(buffers.v, transposed(buffers.grad), score_layout)
     rows = (first + gl.arange(0, META.block_m, gl.SliceLayout(0, score_layout))).to(META.index)
-    i, j = rows[None, :], columns[:, None]
-    bias_tile = load_bias_tile(i, j, pointers.bias, strides.bias, extent, META)
+    rows_i, columns_j = rows[None, :], columns[:, None]
+    bias_tile = load_bias_tile(rows_i, columns_j, pointers.bias, strides.bias, extent, META)
     logsumexp = load_logsumexp(pointers.logsumexp, rows, strides.logsumexp.row, extent.queries, True)
     delta = gl.load(pointers.delta + rows, mask=rows < extent.queries, other=0.0)
     excess = None
     if pointers.excesses is not None:
         excess = gl.load(pointers.excesses + rows, mask=rows < extent.queries, other=0.0)[None, :]
-    loaded = _load_queries(pointers.query, pointers.grad_out, strides, following, extent.queries, META)
+    loaded = _load_queries(pointers, strides, following, extent.queries, META)
     scores = start_main_product(buffers.k, transposed(buffers.q), warpgroup_mma_wait(SMALL_PRODUCTS, deps=(scores,)))
     dp = start_main_product(buffers.v, transposed(buffers.grad), warpgroup_mma_wait(1, deps=(dp,)))
     scores = to_scores(warpgroup_mma_wait(1, deps=(scores,)), bias_tile, factor)
-    p = zero_hidden(_probabilities(scores, logsumexp[None, :], excess), i, j, extent, MASKED, META)
+    p = zero_hidden(_probabilities(scores, logsumexp[None, :], excess), rows_i, columns_j, extent, MASKED, META)
     weights = in_registers(p, dv_layout)
     product = start_small_products(weights, buffers.grad, dv_layout)
     dp = warpgroup_mma_wait(SMALL_PRODUCTS, deps=(dp,))
-    ds = zero_hidden(p * (dp - delta[None, :]), i, j, extent, MASKED, META)
+    ds = zero_hidden(p * (dp - delta[None, :]), rows_i, columns_j, extent, MASKED, META)
     product = start_main_product(weights, buffers.grad, warpgroup_mma_wait(0, deps=(product,)))
     operand = in_registers(ds, dk_layout)
     dv += wait(weights, product, 0)
@@ -295,32 +272,27 @@ def attend_backward_dkdv_fp32(
     key, value = key_rows(tensors.key, strides.key, here), key_rows(tensors.value, strides.value, here)
     grad_key = key_rows(tensors.grad_key, strides.grad_key, here)
     grad_value = key_rows(tensors.grad_value, strides.grad_value, here)
-    k = load_rows(key, row, strides.key.row, extent.keys, META.head_size, ROWS, BLOCK_D, META.index)
+    k = load_rows(key, row, strides.key.row, extent.keys, ROWS, False, META)
     store_parts(buffers.k, k)
-    v = load_rows(value, row, strides.value.row, extent.keys, META.value_size, ROWS, BLOCK_V, META.index)
+    v = load_rows(value, row, strides.value.row, extent.keys, ROWS, True, META)
     store_parts(buffers.v, v)
     factor = scale.to(gl.float32)
     dk = gl.zeros((ROWS, BLOCK_D), gl.float32, dk_layout)
     dv = gl.zeros((ROWS, BLOCK_V), gl.float32, dv_layout)
     columns = (row + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout))).to(META.index)
+    order = first, count
     for member in range(META.ratio):
         here = Head(block, batch, kv_head * META.ratio + member, kv_head, first_query, first_key)
         pointers = query_pointers(tensors, strides, here)
         # Programs without blocks have no first one, whose index would be negative.
         start = gl.maximum(query_block_start(0, first, count, extent.queries, BLOCK_M), 0)
-        loaded = _load_queries(pointers.query, pointers.grad_out, strides, start, extent.queries, META)
+        loaded = _load_queries(pointers, strides, start, extent.queries, META)
+        state = dk, dv, loaded
         for i in range(0, masked):
-            start = query_block_start(i, first, count, extent.queries, BLOCK_M)
-            following = query_block_start(i + 1, first, count, extent.queries, BLOCK_M)
-            dk, dv, loaded = _add_query_block(
-                (dk, dv), loaded, columns, pointers, buffers, strides, start, following, factor, extent, True, META
-            )
+            state = _add_query_block(state, columns, pointers, buffers, strides, i, order, factor, extent, True, META)
         for i in range(masked, count):
-            start = query_block_start(i, first, count, extent.queries, BLOCK_M)
-            following = query_block_start(i + 1, first, count, extent.queries, BLOCK_M)
-            dk, dv, loaded = _add_query_block(
-                (dk, dv), loaded, columns, pointers, buffers, strides, start, following, factor, extent, False, META
-            )
+            state = _add_query_block(state, columns, pointers, buffers, strides, i, order, factor, extent, False, META)
+        dk, dv, _loaded = state
     store_rows(grad_key, row, strides.grad_key.row, extent.keys, dk * factor, META.head_size, META.index)
     store_rows(grad_value, row, strides.grad_value.row, extent.keys, dv, META.value_size, META.index)
 

@@ -120,7 +120,7 @@ def attend_fp32(
     bias = head_scores(tensors.bias, strides.bias, here)
     inputs = Tensors(key=key, value=value, bias=bias)
     loaded = load_keys(inputs, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
-    q = load_rows(query, first, strides.query.row, extent.queries, META.head_size, ROWS, BLOCK_D, META.index)
+    q = load_rows(query, first, strides.query.row, extent.queries, ROWS, False, META)
     store_parts(buffers.q, q)
     rows = (first + gl.arange(0, ROWS, row_layout)).to(META.index)
     factor = scale.to(gl.float32)

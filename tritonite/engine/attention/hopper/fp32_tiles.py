@@ -36,27 +36,24 @@ def locate_rows(sizes, tensors, META: gl.constexpr):
 
 
 @gluon.jit
-def load_rows(
-    pointer, first, stride, count, SIZE: gl.constexpr, ROWS_OF: gl.constexpr, BLOCK: gl.constexpr, INDEX: gl.constexpr
-):
-    """Load ROWS_OF rows of SIZE contiguous elements as a tile of BLOCK columns; rows from `count` on are 0."""
+def load_rows(pointer, first, stride, count, COUNT: gl.constexpr, OF_VALUES: gl.constexpr, META: gl.constexpr):
+    """Load COUNT rows of a head's elements, or OF_VALUES, as a tile of padded columns; rows from `count` on are 0."""
+    SIZE: gl.constexpr = META.value_size if OF_VALUES else META.head_size
+    BLOCK: gl.constexpr = META.block_v if OF_VALUES else META.block_d
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BLOCK, BLOCK // 4], [4, 1], [1, 0])
-    rows = first + gl.arange(0, ROWS_OF, gl.SliceLayout(1, layout))
+    rows = first + gl.arange(0, COUNT, gl.SliceLayout(1, layout))
     columns = gl.arange(0, BLOCK, gl.SliceLayout(0, layout))
     mask = (rows < count)[:, None]
     if SIZE < BLOCK:
         mask = mask & (columns < SIZE)[None, :]
-    return gl.load(pointer + (rows.to(INDEX) * stride)[:, None] + columns[None, :], mask=mask, other=0.0)
+    return gl.load(pointer + (rows.to(META.index) * stride)[:, None] + columns[None, :], mask=mask, other=0.0)
 
 
 @gluon.jit
 def load_keys(pointers, strides, first, keys, META: gl.constexpr):
     """Load a block of keys and of values."""
-    k = load_rows(pointers.key, first, strides.key.row, keys, META.head_size, META.block_n, META.block_d, META.index)
-    v = load_rows(
-        pointers.value, first, strides.value.row, keys, META.value_size, META.block_n, META.block_v, META.index
-    )
-    return k, v
+    k = load_rows(pointers.key, first, strides.key.row, keys, META.block_n, False, META)
+    return k, load_rows(pointers.value, first, strides.value.row, keys, META.block_n, True, META)
 
 
 @gluon.jit
