@@ -196,7 +196,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
     blocks = -(-work.queries // tile.BLOCK_M)
     if not own_staging:
         slots, programs = 1, blocks * work.batch * heads
-    constants = ("ROWS", "LOG2E", "_LN2", "_COPYING", "_PAIRED_ROUNDS")
+    constants = ("ROWS", "LOG2E", "_COPYING", "_PAIRED_ROUNDS")
     kernel = warps.Kernel(
         hopper.attend_warp_specialized.jit.fn,
         warps.device_functions(scores, descriptors, hopper),
@@ -205,6 +205,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
         _opaque=lambda number: number,
         _packed=lambda x, dtype: x.to(dtype),
         _unpacked=lambda pairs, dtype, total: pairs,
+        LN2=scores.LN2.value,
         **{name: getattr(hopper, name).value for name in constants},
     )
     meta = dataclasses.asdict(work.meta(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))

@@ -25,7 +25,7 @@ FLOATS_16 = [torch.float16, torch.bfloat16]
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Make tiles so small that small operands have several, and splits of one or two tiles."""
-    monkeypatch.setattr(decode.table, "decoding", lambda kind, size, head, rows, shared: Tile(16, 32))
+    monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(16, 32))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 64)
     monkeypatch.setattr(decode.table, "LEAST_SPLIT_KEYS", 32)
 
@@ -388,7 +388,7 @@ for name, launched, replayed in (("paged_attention", 4, 8), ("reshape_and_cache"
 
 def test_invariant(monkeypatch):
     """The bits of a sequence's tokens do not depend on other sequences."""
-    monkeypatch.setattr(decode.table, "decoding", lambda kind, size, head, rows, shared: Tile(min(64, rows), 32))
+    monkeypatch.setattr(decode.table, "decoding", lambda size, head, rows, device: Tile(min(64, rows), 32))
     both = Sequences([70, 150], tokens=[3, 40])
     with tritonite.use_gems(invariant=True):
         own = both.attended(window=60)

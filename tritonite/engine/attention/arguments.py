@@ -7,20 +7,7 @@ from typing import Any
 import torch
 
 from tritonite.engine.attention.problem import Problem
-from tritonite.engine.attention.prologue import (
-    DkdvInputs,
-    DkdvResults,
-    DkdvStrides,
-    DqInputs,
-    DqResults,
-    DqStrides,
-    ForwardStrides,
-    HeadStrides,
-    Operands,
-    Results,
-    Starts,
-    TileSizes,
-)
+from tritonite.engine.attention.prologue import BackwardStrides, TileSizes
 from tritonite.runtime.contract import empty
 
 
@@ -35,16 +22,10 @@ def forward_arguments(
     problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, block_m: int
 ) -> tuple[int, dict[str, Any]]:
     """Return (programs, arguments) of a forward kernel whose programs have `block_m` queries."""
-    operands = Operands(*problem[:4])
     heads, blocks = problem.query.shape[1], -(-problem.queries // block_m)
-    query, key, value, result = map(problem.strides, (*operands[:3], out))
     return blocks * problem.batch * heads, {
-        "operands": operands,
-        "results": Results(out, logsumexp),
-        "starts": Starts(*problem.starts),
-        "strides": ForwardStrides(
-            query, key, value, result, problem.bias_strides, problem.logsumexp_strides(logsumexp)
-        ),
+        "tensors": problem.tensors._replace(out=out, logsumexp=logsumexp),
+        "strides": problem.forward_strides(out, logsumexp),
         "padded": problem.padded_rows(logsumexp),
         **tile_sizes(problem, heads, blocks, problem.group),
     }
@@ -59,21 +40,16 @@ def backward_arguments(
     grad_bias: torch.Tensor | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the tensors and strides of backward_dq and of backward_dkdv; delta and excesses are allocated."""
-    operands, of = Operands(*problem[:4]), problem.strides
+    of = problem.strides
     delta = empty(problem.query.shape[:3], torch.float32, out.device)
     excesses = empty(problem.query.shape[:3], torch.float32, out.device) if problem.adds else None
-    query, key, value, grad = map(of, (*operands[:3], grad_out))
-    bias, rows = problem.bias_strides, problem.logsumexp_strides(logsumexp)
-    scores = HeadStrides(*((0, 0, 0, 0) if grad_bias is None else grad_bias.stride()))
-    shared = {"operands": operands, "starts": Starts(*problem.starts)}
-    dq = {
-        "inputs": DqInputs(grad_out, out, logsumexp),
-        "results": DqResults(grads[0], grad_bias, delta, excesses),
-        "strides": DqStrides(query, key, value, bias, grad, of(out), rows, of(grads[0]), scores, of(delta)),
+    tensors = problem.tensors._replace(grad_out=grad_out, logsumexp=logsumexp, delta=delta, excesses=excesses)
+    strides = BackwardStrides(*map(of, (*problem[:4], grad_out)))
+    strides = strides._replace(logsumexp=problem.logsumexp_strides(logsumexp), delta=of(delta))
+    return {
+        "tensors": tensors._replace(out=out, grad_query=grads[0], grad_bias=grad_bias),
+        "strides": strides._replace(out=of(out), grad_query=of(grads[0]), grad_bias=of(grad_bias)),
+    }, {
+        "tensors": tensors._replace(grad_key=grads[1], grad_value=grads[2]),
+        "strides": strides._replace(grad_key=of(grads[1]), grad_value=of(grads[2])),
     }
-    dkdv = {
-        "inputs": DkdvInputs(grad_out, logsumexp, delta, excesses),
-        "results": DkdvResults(*grads[1:]),
-        "strides": DkdvStrides(query, key, value, bias, grad, rows, of(grads[1]), of(grads[2]), of(delta)),
-    }
-    return shared | dq, shared | dkdv

@@ -21,14 +21,10 @@ from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import (
     Extent,
     Head,
-    KeyPointers,
-    QueryPointers,
     TileSizes,
-    head_logsumexp,
-    head_row_values,
-    head_scores,
+    dq_pointers,
     key_rows,
-    query_rows,
+    query_pointers,
     sequence_extent,
 )
 from tritonite.engine.attention.scores import (
@@ -86,7 +82,7 @@ def _probabilities(scores, logsumexp, excess, visible, bias_tile, factor, MASKED
 
 
 @triton.jit
-def _excess(q, key, bias, strides, block, factor, logsumexp, end, META: tl.constexpr):
+def _excess(q, pointers, strides, block, factor, logsumexp, end, META: tl.constexpr):
     """Return rows' `logsumexp_excess`, from another pass over the keys up to `end` if any row needs one."""
     PRECISION: tl.constexpr = META.precision
     BLOCK_M: tl.constexpr = META.block_m
@@ -97,8 +93,8 @@ def _excess(q, key, bias, strides, block, factor, logsumexp, end, META: tl.const
             columns = start + tl.arange(0, META.block_n).to(META.index)
             i, j = block.rows[:, None], columns[None, :]
             visible = visible_scores(i, j, block.extent, META.causal)
-            bias_tile = load_bias(bias, strides.bias, i, j, block.extent.keys, visible, META.bias_of_keys)
-            k = load_rows(key, columns, strides.key.row, block.extent.keys, META.head_size, META.block_d, True)
+            bias_tile = load_bias(pointers.bias, strides.bias, i, j, block.extent.keys, visible, META.bias_of_keys)
+            k = load_rows(pointers.key, columns, strides.key.row, block.extent.keys, META.head_size, META.block_d, True)
             scores = dot_terms(q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
             p = _probabilities(scores, logsumexp[:, None], excess[:, None], visible, bias_tile, factor, True, META)
             sums += tl.sum(p, 1)
@@ -110,8 +106,7 @@ def _excess(q, key, bias, strides, block, factor, logsumexp, end, META: tl.const
 def _add_keys(dq, own, pointers, draws, strides, block, begin, end, factor, MASKED: tl.constexpr, META: tl.constexpr):
     """Return dq after the blocks of keys from `begin` to `end`, with MASKED those that hide some scores.
 
-    The gradient of their scores is stored where the bias's is asked for. `own` is the program's `QueryTile`, `pointers`
-    are `KeyPointers`.
+    The gradient of their scores is stored where the bias's is asked for. `own` is the program's `QueryTile`.
     """
     PRECISION: tl.constexpr = META.precision
     rows, extent, excess = block.rows, block.extent, own.excess
@@ -142,10 +137,7 @@ def _add_keys(dq, own, pointers, draws, strides, block, begin, end, factor, MASK
 @libentry()
 @triton.jit(do_not_specialize=[*TileSizes._fields, "seed", "offset"])
 def attend_backward_dq(
-    operands,
-    inputs,
-    results,
-    starts,
+    tensors,
     memory,
     strides,
     heads,
@@ -163,8 +155,7 @@ def attend_backward_dq(
 ):
     """Compute the gradient of a block of a head's queries, and of a bias of all scores unless grad_bias is None.
 
-    delta and excesses are stored for attend_backward_dkdv. `prologue` has the types of `operands`, `inputs` (DqInputs),
-    `results` (DqResults), `starts`, and `strides` (DqStrides).
+    delta and excesses are stored for attend_backward_dkdv.
     """
     wait_for_previous_launch()
     BLOCK_M: tl.constexpr = META.block_m
@@ -172,45 +163,37 @@ def attend_backward_dq(
     BLOCK_D: tl.constexpr = META.block_d
     PRECISION: tl.constexpr = META.precision
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
-    here, block = locate_block(sizes, starts, META)
+    here, block = locate_block(sizes, tensors, META)
     rows, extent = block.rows, block.extent
     draws = None
     if META.dropout != "":
         flat_head = here.batch * heads + here.head
         draws = head_draws(seed, offset, memory, dropout_p, flat_head, extent.queries, extent.keys, META)
-    query = query_rows(operands.query, strides.query, here)
-    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
-    bias = head_scores(operands.bias, strides.bias, here)
-    grad_out, out = query_rows(inputs.grad_out, strides.grad_out, here), query_rows(inputs.out, strides.out, here)
-    logsumexp = head_logsumexp(inputs.logsumexp, strides.logsumexp, here)
-    grad_query = query_rows(results.grad_query, strides.grad_query, here)
-    grad_bias = head_scores(results.grad_bias, strides.grad_bias, here)
-    delta = head_row_values(results.delta, strides.delta, here)
-    excesses = head_row_values(results.excesses, strides.delta, here)
-    q = load_rows(query, rows, strides.query.row, extent.queries, META.head_size, BLOCK_D, True)
-    grad = load_rows(grad_out, rows, strides.grad_out.row, extent.queries, META.value_size, META.block_v, True)
-    result = load_rows(out, rows, strides.out.row, extent.queries, META.value_size, META.block_v, True)
+    pointers = dq_pointers(tensors, strides, here)
+    q = load_rows(pointers.query, rows, strides.query.row, extent.queries, META.head_size, BLOCK_D, True)
+    grad = load_rows(pointers.grad_out, rows, strides.grad_out.row, extent.queries, META.value_size, META.block_v, True)
+    result = load_rows(pointers.out, rows, strides.out.row, extent.queries, META.value_size, META.block_v, True)
     row_delta = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
-    tl.store(delta + rows, row_delta, mask=rows < extent.queries)
+    tl.store(pointers.delta + rows, row_delta, mask=rows < extent.queries)
     q, grad = split_terms(q, PRECISION), split_terms(grad, PRECISION)
-    row_logsumexp = load_logsumexp(logsumexp, rows, strides.logsumexp.row, extent.queries, META.nats)
+    row_logsumexp = load_logsumexp(pointers.logsumexp, rows, strides.logsumexp.row, extent.queries, META.nats)
     number = tl.full((), scale, tl.float64)
     factor = score_factor(number, META.nats)
     whole, end = key_range(block, META)
     excess = None
-    if excesses is not None:
-        excess = _excess(q, key, bias, strides, block, factor, row_logsumexp, end, META)
-        tl.store(excesses + rows, excess, mask=rows < extent.queries)
-    own, pointers = QueryTile(q, grad, row_logsumexp, row_delta, excess), KeyPointers(key, value, bias, grad_bias)
+    if pointers.excesses is not None:
+        excess = _excess(q, pointers, strides, block, factor, row_logsumexp, end, META)
+        tl.store(pointers.excesses + rows, excess, mask=rows < extent.queries)
+    own = QueryTile(q, grad, row_logsumexp, row_delta, excess)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     dq = _add_keys(dq, own, pointers, draws, strides, block, 0, whole, factor, False, META)
     dq = _add_keys(dq, own, pointers, draws, strides, block, whole, end, factor, True, META)
-    if grad_bias is not None:
+    if pointers.grad_bias is not None:
         zeros, lanes = tl.zeros((BLOCK_M, BLOCK_N), tl.float32), tl.arange(0, BLOCK_N).to(META.index)
         for start in range(whole + tl.cdiv(tl.maximum(end - whole, 0), BLOCK_N) * BLOCK_N, extent.keys, BLOCK_N):
-            store_scores(grad_bias, zeros, strides.grad_bias, rows, start + lanes, extent)
+            store_scores(pointers.grad_bias, zeros, strides.grad_bias, rows, start + lanes, extent)
     dq *= number.to(tl.float32)
-    store_rows(grad_query, rows, strides.grad_query.row, extent.queries, dq, META.head_size, BLOCK_D)
+    store_rows(pointers.grad_query, rows, strides.grad_query.row, extent.queries, dq, META.head_size, BLOCK_D)
 
 
 @triton.jit
@@ -219,7 +202,7 @@ def _add_query_block(
 ):
     """Return (dk, dv) after the block of queries from `first`, which hides some scores with MASKED.
 
-    Tiles of scores have a row for each key. `own` is the program's `KeyTile`, `pointers` are `QueryPointers`.
+    Tiles of scores have a row for each key. `own` is the program's `KeyTile`.
     """
     PRECISION: tl.constexpr = META.precision
     dk, dv = gradients
@@ -256,10 +239,7 @@ def _add_query_block(
 @libentry()
 @triton.jit(do_not_specialize=["heads", "blocks", "queries", "keys", "diagonal", "seed", "offset"])
 def attend_backward_dkdv(
-    operands,
-    inputs,
-    results,
-    starts,
+    tensors,
     memory,
     strides,
     heads,
@@ -275,8 +255,7 @@ def attend_backward_dkdv(
 ):
     """Compute the gradients of a block of a head's keys and values, from all queries that see them.
 
-    `heads` counts key heads. Programs of the first keys, which most queries see, start first. `prologue` has the types
-    of `operands`, `inputs` (DkdvInputs), `results` (DkdvResults), `starts`, and `strides` (DkdvStrides).
+    `heads` counts key heads. Programs of the first keys, which most queries see, start first.
     """
     wait_for_previous_launch()
     BLOCK_M: tl.constexpr = META.block_m
@@ -287,14 +266,14 @@ def attend_backward_dkdv(
     block = tl.program_id(0) % blocks
     batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
     kv_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
-    extent, first_query, first_key = sequence_extent(starts, batch, queries, keys, diagonal, META)
+    extent, first_query, first_key = sequence_extent(tensors, batch, queries, keys, diagonal, META)
     queries, keys, diagonal = extent
     here = Head(block, batch, kv_head, kv_head, first_query, first_key)
     columns = block * BLOCK_N + tl.arange(0, BLOCK_N).to(META.index)
-    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
-    grad_key = key_rows(results.grad_key, strides.grad_key, here)
-    grad_value = key_rows(results.grad_value, strides.grad_value, here)
-    if starts.query is not None:
+    key, value = key_rows(tensors.key, strides.key, here), key_rows(tensors.value, strides.value, here)
+    grad_key = key_rows(tensors.grad_key, strides.grad_key, here)
+    grad_value = key_rows(tensors.grad_value, strides.grad_value, here)
+    if tensors.query_starts is not None:
         # This sequence may be shorter than the longest and have no such block.
         queries = tl.where(block * BLOCK_N < keys, queries, 0)
     k = load_rows(key, columns, strides.key.row, keys, META.head_size, BLOCK_D, True)
@@ -316,14 +295,7 @@ def attend_backward_dkdv(
     extent = Extent(queries, keys, diagonal)
     for member in range(META.ratio):
         here = Head(block, batch, kv_head * META.ratio + member, kv_head, first_query, first_key)
-        pointers = QueryPointers(
-            query_rows(operands.query, strides.query, here),
-            query_rows(inputs.grad_out, strides.grad_out, here),
-            head_logsumexp(inputs.logsumexp, strides.logsumexp, here),
-            head_row_values(inputs.delta, strides.delta, here),
-            head_row_values(inputs.excesses, strides.delta, here),
-            head_scores(operands.bias, strides.bias, here),
-        )
+        pointers = query_pointers(tensors, strides, here)
         draws = None
         if META.dropout != "":
             flat_head = (batch * heads) * META.ratio + here.head
@@ -360,7 +332,7 @@ def attention_backward(
         fp32_backward.attention_backward(problem, grad_out, out, logsumexp, grads, grad_bias)
         return
     heads, kv_heads, dropout = problem.query.shape[1], problem.key.shape[1], problem.dropout
-    tensors = (grad_out, out, logsumexp, *grads, *(() if grad_bias is None else (grad_bias,)))
+    tensors = grad_out, out, logsumexp, *grads, grad_bias
     dq, dkdv = backward_arguments(problem, grad_out, out, logsumexp, grads, grad_bias)
     seed, offset = (0, 0) if dropout is None else dropout.state
     drawn = {"memory": dropout and dropout.memory, "seed": seed, "offset": offset}

@@ -18,10 +18,8 @@ from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.decode_keys import (
     DecodeMeta,
-    DecodeOperands,
-    DecodeStrides,
+    DecodeTensors,
     Lengths,
-    Tables,
     checked_pages,
     first_block,
     key_offsets,
@@ -34,9 +32,8 @@ from tritonite.engine.attention.decode_keys import (
     to_query_dtype,
 )
 from tritonite.engine.attention.problem import Problem, compiler_options
-from tritonite.engine.attention.prologue import HeadStrides, Results
+from tritonite.engine.attention.prologue import ForwardStrides, HeadStrides
 from tritonite.engine.attention.scores import LOG2E, add_bias, exponentials, finite_max, load_bias, score_factor
-from tritonite.engine.iteration import power_of_2
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, settings
 from tritonite.runtime.launch import ASSERTING
@@ -59,26 +56,16 @@ class Visible(NamedTuple):
 
 @triton.jit
 def _attend_block(
-    state,
-    inputs,
-    strides,
-    rows,
-    start,
-    page,
-    visible,
-    factor,
-    cap,
-    MASKED: tl.constexpr,
-    META: tl.constexpr,
+    state, inputs, strides, rows, start, page, visible, factor, cap, MASKED: tl.constexpr, META: tl.constexpr
 ):
     """Return (accumulator, row max, row sum) after a block of keys from `start`.
 
-    `inputs` are `DecodeOperands` whose query is a tile, `strides` the (page, row) of keys, those of values, and the
+    `inputs` are `DecodeTensors` whose query is a tile, `strides` the (page, row) of keys, those of values, and the
     `HeadStrides` of the bias. `factor` scales scores to nats or to base 2; `cap` is the soft cap in base 2.
     """
     PRECISION: tl.constexpr = META.precision
     acc, m_i, l_i = state
-    q, key, value, bias, _ = inputs
+    q, key, value, bias = inputs.query, inputs.key, inputs.value, inputs.bias
     key_strides, value_strides, bias_strides = strides
     columns = start + tl.arange(0, META.block_n)
     exists = seen_by_any(columns, visible.low, visible.stop, META)
@@ -161,9 +148,7 @@ def _pad_logsumexp(logsumexp, batch, head, strides, count, padded, chosen, META:
 @libentry()
 @triton.jit(do_not_specialize=[*_SIZES, "blocks", "n_pages", "padded"])
 def attend_to_splits(
-    operands,
-    tables,
-    results,
+    tensors,
     partial,
     strides,
     sequences,
@@ -192,28 +177,28 @@ def attend_to_splits(
     BLOCK_N: tl.constexpr = META.block_n
     BLOCK_V: tl.constexpr = META.block_v
     RATIO: tl.constexpr = META.ratio
-    ELEMENT: tl.constexpr = results.out.dtype.element_ty
+    ELEMENT: tl.constexpr = tensors.out.dtype.element_ty
     wait_for_previous_launch()
     if META.dependent:
         tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0) % kv_heads
     split = tl.program_id(0) // kv_heads % splits
     block = tl.program_id(0) // kv_heads // splits
-    if tables.starts is None:
+    if tensors.starts is None:
         sequence = block // blocks
         block = block % blocks
     else:
-        sequence = sequence_of(tables.starts, sequences, block, True, META)
-        block -= first_block(tl.load(tables.starts + sequence).to(tl.int32), sequence, META)
-    own = sequence_rows(sequence, tables, Lengths(sequences, tokens, queries, keys, diagonal))
+        sequence = sequence_of(tensors.starts, sequences, block, True, META)
+        block -= first_block(tl.load(tensors.starts + sequence).to(tl.int32), sequence, META)
+    own = sequence_rows(sequence, tensors, Lengths(sequences, tokens, queries, keys, diagonal))
     count, diagonal = own.tokens, own.diagonal
     low, base, split_keys, end = keys_of_split(block, own, window, splits, least_keys, META)
     begin = base + split * split_keys
     stop = tl.minimum(end, begin + split_keys)
     batch, head = sequence.to(tl.int64), head.to(tl.int64)
-    if results.logsumexp is not None:
+    if tensors.logsumexp is not None:
         chosen = (split == 0) & (block == 0)
-        _pad_logsumexp(results.logsumexp, batch, head * RATIO, strides.logsumexp, count, padded, chosen, META)
+        _pad_logsumexp(tensors.logsumexp, batch, head * RATIO, strides.logsumexp, count, padded, chosen, META)
     # Programs without keys go on with none: with an early return Triton 3.6 forgets which strides are 1.
     if META.split:
         count = tl.where(begin < stop, count, 0)
@@ -224,15 +209,15 @@ def attend_to_splits(
     heads = head * RATIO + flat % RATIO
     # Counted from the first token of all, or of a row of the batch.
     token = rows.to(tl.int64)
-    if tables.starts is not None:
+    if tensors.starts is not None:
         token += own.first
     query_columns = tl.arange(0, META.block_d)
-    query = operands.query + row_offsets(strides.query, batch, heads, token)[:, None] + query_columns[None, :]
+    query = tensors.query + row_offsets(strides.query, batch, heads, token)[:, None] + query_columns[None, :]
     q = tl.load(query, mask=there[:, None] & (query_columns < META.head_size)[None, :], other=0.0)
-    key = operands.key + head * strides.key.head
-    value = operands.value + head * strides.value.head
-    pages = operands.pages
-    if tables.key_starts is not None:
+    key = tensors.key + head * strides.key.head
+    value = tensors.value + head * strides.value.head
+    pages = tensors.pages
+    if tensors.key_starts is not None:
         key += tl.full((), own.first_key, tl.int64) * strides.key.row
         value += tl.full((), own.first_key, tl.int64) * strides.value.row
     elif META.page == 0:
@@ -241,17 +226,17 @@ def attend_to_splits(
     else:
         pages += batch * strides.pages
     bias = None
-    if operands.bias is not None:
-        bias = operands.bias + (batch * strides.bias.batch + heads * strides.bias.head)[:, None]
+    if tensors.bias is not None:
+        bias = tensors.bias + (batch * strides.bias.batch + heads * strides.bias.head)[:, None]
     # Before the loops: behind them, too, Triton 3.6 forgets which strides are 1.
-    out = results.out + row_offsets(strides.out, batch, heads, token)[:, None]
+    out = tensors.out + row_offsets(strides.out, batch, heads, token)[:, None]
     logsumexp = None
-    if results.logsumexp is not None:
-        logsumexp = results.logsumexp + row_offsets(strides.logsumexp, batch, heads, token)
+    if tensors.logsumexp is not None:
+        logsumexp = tensors.logsumexp + row_offsets(strides.logsumexp, batch, heads, token)
     factor, value_scale = score_factor(tl.full((), scale, tl.float64), META.nats), 1.0
-    if tables.scales is not None:
-        factor *= tl.load(tables.scales[0] + head * strides.scales[0])
-        value_scale = tl.load(tables.scales[1] + head * strides.scales[1])
+    if tensors.scales is not None:
+        factor *= tl.load(tensors.scales[0] + head * strides.scales[0])
+        value_scale = tl.load(tensors.scales[1] + head * strides.scales[1])
     cap = tl.full((), softcap, tl.float64).to(tl.float32)
     if META.capped:
         factor = factor * 2 / cap
@@ -261,7 +246,7 @@ def attend_to_splits(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     rows = tl.where(there, rows, -1)
-    inputs = DecodeOperands(q, key, value, bias, pages)
+    inputs = DecodeTensors(q, key, value, bias, pages)
     if META.unmasked:
         # All rows see the keys between these, which the window and the diagonal leave.
         from_, to = begin, stop
@@ -292,7 +277,7 @@ def attend_to_splits(
     columns = tl.arange(0, BLOCK_V)
     mask = there[:, None] & (columns < META.value_size)[None, :]
     if META.split:
-        if tables.starts is None:
+        if tensors.starts is None:
             token += batch * queries
         index = (token * (kv_heads * RATIO) + heads) * splits + split
         tl.store(partial[0] + index[:, None] * META.value_size + columns[None, :], acc, mask=mask)
@@ -311,8 +296,7 @@ def attend_to_splits(
 @triton.jit(do_not_specialize=_SIZES)
 def combine_splits(
     partial,
-    tables,
-    results,
+    tensors,
     strides,
     sequences,
     tokens,
@@ -331,25 +315,25 @@ def combine_splits(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(0) % (kv_heads * RATIO)
     token = tl.program_id(0) // (kv_heads * RATIO)
-    if tables.starts is None:
+    if tensors.starts is None:
         sequence = token // queries
     else:
-        sequence = sequence_of(tables.starts, sequences, token, False, META)
-    own = sequence_rows(sequence, tables, Lengths(sequences, tokens, queries, keys, diagonal))
+        sequence = sequence_of(tensors.starts, sequences, token, False, META)
+    own = sequence_rows(sequence, tensors, Lengths(sequences, tokens, queries, keys, diagonal))
     block = ((token - own.first) * RATIO + head % RATIO) // META.block_m
     _, first_key, split_keys, end = keys_of_split(block, own, window, splits, least_keys, META)
     n_splits = tl.cdiv(tl.maximum(end - first_key, 0), split_keys)
     # Before the loop, as in attend_to_splits.
     batch, own_token = sequence.to(tl.int64), token.to(tl.int64)
-    if tables.starts is None:
+    if tensors.starts is None:
         own_token -= batch * queries
-    out = results.out + row_offsets(strides.out, batch, head.to(tl.int64), own_token)
+    out = tensors.out + row_offsets(strides.out, batch, head.to(tl.int64), own_token)
     logsumexp = None
-    if results.logsumexp is not None:
-        logsumexp = results.logsumexp + row_offsets(strides.logsumexp, batch, head.to(tl.int64), own_token)
+    if tensors.logsumexp is not None:
+        logsumexp = tensors.logsumexp + row_offsets(strides.logsumexp, batch, head.to(tl.int64), own_token)
     value_scale = 1.0
-    if tables.scales is not None:
-        value_scale = tl.load(tables.scales[1] + head // RATIO * strides.scales[1])
+    if tensors.scales is not None:
+        value_scale = tl.load(tensors.scales[1] + head // RATIO * strides.scales[1])
     columns = tl.arange(0, BLOCK_V)
     acc = tl.zeros((BLOCK_V,), tl.float32)
     m_i = tl.full((), float("-inf"), tl.float32)
@@ -397,37 +381,26 @@ class Cut(NamedTuple):
 
 
 def launch_splits(
-    operands: DecodeOperands,
-    tables: Tables,
-    results: Results,
-    strides: DecodeStrides,
-    sizes: dict[str, int],
-    cut: Cut,
-    meta: DecodeMeta,
-    **others: Any,
+    tensors: DecodeTensors, strides: ForwardStrides, sizes: dict[str, int], cut: Cut, meta: DecodeMeta, **others: Any
 ) -> None:
     """Launch attend_to_splits, and combine_splits if there are several."""
-    rows, kv_heads, device = sizes["tokens"] * sizes["kv_heads"] * meta.ratio, sizes["kv_heads"], results.out.device
+    rows, kv_heads, device = sizes["tokens"] * sizes["kv_heads"] * meta.ratio, sizes["kv_heads"], tensors.out.device
     partial, several = None, cut.splits > 1
     meta = replace(meta, split=several, dependent=several and devices.has_dependent_launch(device))
     if several:
         values = empty((rows, cut.splits, meta.value_size), torch.float32, device)
         partial = (values, empty((rows, cut.splits, 2), torch.float32, device))
-    shared: dict[str, Any] = {
-        "tables": tables,
-        "results": results,
-        "partial": partial,
-        "strides": strides,
-        "META": meta,
-    }
+    shared: dict[str, Any] = {"partial": partial, "strides": strides, "META": meta}
     shared |= sizes | {"splits": cut.splits, "least_keys": cut.least_keys} | (ASSERTING if meta.page else {})
     # Packed logsumexp is not padded.
-    padded = 0 if results.logsumexp is None or tables.key_starts is not None else results.logsumexp.shape[2]
+    padded = 0 if tensors.logsumexp is None or tensors.key_starts is not None else tensors.logsumexp.shape[2]
     attend_to_splits[(cut.blocks * cut.splits * kv_heads,)](
-        operands, padded=padded, **shared, **others, **cut.tile.options, **compiler_options(meta.natural)
+        tensors, padded=padded, **shared, **others, **cut.tile.options, **compiler_options(meta.natural)
     )
     if several:
-        combine_splits[(rows,)](**shared, num_warps=table.COMBINING_WARPS, **devices.current.options)
+        tensors = tensors._replace(query=None, key=None, value=None, bias=None, pages=None)
+        options = {"num_warps": table.COMBINING_WARPS} | devices.current.options
+        combine_splits[(rows,)](tensors=tensors, **shared, **options)
 
 
 def most_blocks(rows: int, sequences: int, tile: table.Tile) -> int:
@@ -455,31 +428,22 @@ def decodes(problem: Problem, logsumexp: torch.Tensor | None = None) -> bool:
 
 def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, no_keys: str = "inf") -> None:
     """Do what `forward.attention` does, for a problem that `decodes`, without dropout."""
-    query, key, value = problem.query, problem.key, problem.value
-    (_, _, rows, head), kv_heads, packed = query.shape, key.shape[1], problem.packed
+    query, rows, kv_heads, packed = problem.query, problem.query.shape[2], problem.key.shape[1], problem.packed
     batch, queries = problem.batch, problem.queries
     if not batch * rows * kv_heads:
         return
-    tile = table.decoding(
-        *(devices.current.kind, query.dtype.itemsize, power_of_2(max(head, value.shape[3]))),
-        *(queries * problem.ratio, devices.shared_memory(query.device)),
-    )
+    tile = table.decoding(query.dtype.itemsize, problem.size, queries * problem.ratio, query.device)
     blocks = -(-queries * problem.ratio // tile.BLOCK_M)
     all_blocks = blocks * batch if packed is None else most_blocks(rows * problem.ratio, batch, tile)
     cut = Cut.choose(tile, all_blocks, kv_heads, _keys_of_last_query(problem), query.device)
     meta = DecodeMeta(**vars(problem.meta(tile, out, empty=no_keys)))
-    strides = DecodeStrides(
-        *(problem.strides(query), problem.strides(key), problem.strides(value), problem.strides(out)),
-        *(problem.bias_strides, HeadStrides(*problem.logsumexp_strides(logsumexp)[:3])),
-    )
-    starts, key_starts = problem.starts
+    strides = problem.forward_strides(out, logsumexp)
+    strides = strides._replace(logsumexp=HeadStrides(*strides.logsumexp[:3]), pages=0, scales=(0, 0))
     tokens = batch * rows if packed is None else rows
     sizes = {"sequences": batch, "tokens": tokens, "queries": queries, "keys": problem.keys}
     sizes |= {"diagonal": problem.diagonal, "window": 0, "kv_heads": kv_heads}
     launch_splits(
-        DecodeOperands(*problem[:4], None),
-        Tables(None, starts, key_starts, None),
-        Results(out, logsumexp),
+        DecodeTensors(*problem[:4], None, None, *problem.starts, out=out, logsumexp=logsumexp),
         *(strides, sizes, cut, meta),
         blocks=blocks,
         n_pages=0,

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.attention.problem import AttentionMeta
-from tritonite.engine.attention.prologue import HeadStrides
 
 # Starts of sequences that a step of `sequence_of` compares.
 _SEQUENCES = tl.constexpr(512)
@@ -41,33 +40,6 @@ class DecodeMeta(AttentionMeta):
         return math.gcd(self.page, self.block_n)
 
 
-class DecodeOperands(NamedTuple):
-    """Query, key and value tensors or caches; bias or None; block table `pages`, or None without pages."""
-
-    query: Any
-    key: Any
-    value: Any
-    bias: Any
-    pages: Any
-
-
-class DecodeStrides(NamedTuple):
-    """Strides of the decoding kernels' tensors.
-
-    Rows of query and out are tokens. The batches of key and value are pages, where there are pages. `pages` is the
-    stride of the block table's rows, `scales` are those of key and value scales.
-    """
-
-    query: HeadStrides
-    key: HeadStrides
-    value: HeadStrides
-    out: HeadStrides
-    bias: HeadStrides
-    logsumexp: HeadStrides
-    pages: int = 0
-    scales: tuple[int, int] = (0, 0)
-
-
 class Lengths(NamedTuple):
     """Sequences and tokens of a call, and the queries, keys and diagonal of a sequence where all have the same."""
 
@@ -78,18 +50,26 @@ class Lengths(NamedTuple):
     diagonal: int
 
 
-class Tables(NamedTuple):
-    """Tensors that describe a call's sequences, or None.
+class DecodeTensors(NamedTuple):
+    """Tensors of a decoding kernel; None for those that a call does not have.
 
+    key, value: tensors, or caches whose pages the block table `pages` lists.
     lengths: keys of each sequence.
     starts, key_starts: first tokens and first keys of packed sequences, and the end of the last.
     scales: factors of keys and of values.
     """
 
-    lengths: Any
-    starts: Any
-    key_starts: Any
-    scales: Any
+    query: Any = None
+    key: Any = None
+    value: Any = None
+    bias: Any = None
+    pages: Any = None
+    lengths: Any = None
+    starts: Any = None
+    key_starts: Any = None
+    scales: Any = None
+    out: Any = None
+    logsumexp: Any = None
 
 
 class Sequence(NamedTuple):
@@ -121,26 +101,26 @@ def sequence_of(starts, sequences, number, BLOCKS: tl.constexpr, META: tl.conste
 
 
 @triton.jit
-def sequence_rows(sequence, tables, all_lengths):
+def sequence_rows(sequence, tensors, all_lengths):
     """Return the `Sequence` of a number. Tokens behind the last sequence count as one more, without keys."""
     first, first_key = sequence * all_lengths.queries, 0
     count, length, diagonal = all_lengths.queries, all_lengths.keys, all_lengths.diagonal
     sequences, tokens = all_lengths.sequences, all_lengths.tokens
-    if tables.starts is not None:
-        first = tl.load(tables.starts + sequence).to(tl.int32)
-        last = tl.load(tables.starts + sequence + 1, mask=sequence < sequences, other=tokens).to(tl.int32)
+    if tensors.starts is not None:
+        first = tl.load(tensors.starts + sequence).to(tl.int32)
+        last = tl.load(tensors.starts + sequence + 1, mask=sequence < sequences, other=tokens).to(tl.int32)
         ascends = (first >= 0) & (first <= last) & (last <= tokens)
         tl.device_assert(
             ascends & ((sequence > 0) | (first == 0)), "cu_seqlens does not begin with 0, or does not ascend"
         )
         count = last - first
-    if tables.lengths is not None:
+    if tensors.lengths is not None:
         most = length
-        length = tl.load(tables.lengths + sequence, mask=sequence < sequences, other=0).to(tl.int32)
+        length = tl.load(tensors.lengths + sequence, mask=sequence < sequences, other=0).to(tl.int32)
         tl.device_assert((length >= 0) & (length <= most), "a length is negative, or exceeds the room for keys")
         diagonal = length - count
-    if tables.key_starts is not None:
-        starts = tables.key_starts + sequence
+    if tensors.key_starts is not None:
+        starts = tensors.key_starts + sequence
         first_key = tl.load(starts).to(tl.int32)
         length = tl.load(starts + 1, mask=sequence < sequences, other=first_key).to(tl.int32) - first_key
         diagonal = length - count

@@ -106,12 +106,7 @@ def _keep_by_lanes(draws, first_row, first_column, M: tl.constexpr, N: tl.conste
     a, b, c, d = words(draws.seed, counter, subsequence, _ROUNDS)
     # The last four dimensions: columns by 16, columns by 8, rows by 8, column of a pair.
     tile = tl.reshape(
-        _join4(
-            _bytes(a, b, c, d, 0),
-            _bytes(a, b, c, d, 8),
-            _bytes(a, b, c, d, 16),
-            _bytes(a, b, c, d, 24),
-        ),
+        _join4(_bytes(a, b, c, d, 0), _bytes(a, b, c, d, 8), _bytes(a, b, c, d, 16), _bytes(a, b, c, d, 24)),
         (BLOCKS_N, BLOCKS_M, 8, 4, 2, 2, 2, 2),
     )
     return tl.reshape(tl.permute(tile, (1, 6, 2, 0, 4, 5, 3, 7)), (M, N)) <= draws.threshold

@@ -19,6 +19,7 @@ from tritonite.engine.attention.hopper import fp32_forward
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import (
     Extent,
+    Tensors,
     TileSizes,
     head_logsumexp,
     head_scores,
@@ -31,6 +32,7 @@ from tritonite.engine.attention.scores import (
     exponentials,
     finite_max,
     load_bias,
+    row_logsumexp,
     score_factor,
     visible_scores,
 )
@@ -39,8 +41,6 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import random_state
 from tritonite.runtime.libentry import libentry
 
-_LN2 = tl.constexpr(0.6931471805599453)
-
 
 class QueryBlock(NamedTuple):
     """A program's queries: the first one, the indices of all, and the `Extent` of their sequence."""
@@ -48,15 +48,6 @@ class QueryBlock(NamedTuple):
     first: Any
     rows: Any
     extent: Any
-
-
-class Inputs(NamedTuple):
-    """A program's query tile, as terms of `split_terms`, and pointers to its head's keys, values and bias."""
-
-    q: Any
-    key: Any
-    value: Any
-    bias: Any
 
 
 @triton.jit
@@ -84,11 +75,11 @@ def store_rows(pointer, rows, stride, count, tile, SIZE: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def locate_block(sizes, starts, META: tl.constexpr):
+def locate_block(sizes, tensors, META: tl.constexpr):
     """Return (`Head`, `QueryBlock`) of a program. A packed sequence without such a block counts as one without keys."""
-    here, extent = locate_queries(sizes, starts, META)
+    here, extent = locate_queries(sizes, tensors, META)
     first = here.block * META.block_m
-    if starts.query is not None:
+    if tensors.query_starts is not None:
         extent = Extent(extent.queries, tl.where(first < extent.queries, extent.keys, 0), extent.diagonal)
     return here, QueryBlock(first, first + tl.arange(0, META.block_m).to(META.index), extent)
 
@@ -110,7 +101,8 @@ def key_range(block, META: tl.constexpr):
 def _attend_keys(state, inputs, draws, strides, block, begin, end, factor, MASKED: tl.constexpr, META: tl.constexpr):
     """Return (acc, m_i, l_i) after the blocks of keys from `begin` to `end`, with MASKED those that hide some scores.
 
-    `draws` is None without dropout. Without a mask or a bias, one instruction scales scores and subtracts the row max.
+    `inputs` are the query tile, as terms of `split_terms`, and pointers to keys, values and bias. `draws` is None
+    without dropout. Without a mask or a bias, one instruction scales scores and subtracts the row max.
     """
     BLOCK_N: tl.constexpr = META.block_n
     PRECISION: tl.constexpr = META.precision
@@ -124,7 +116,7 @@ def _attend_keys(state, inputs, draws, strides, block, begin, end, factor, MASKE
         visible = visible_scores(i, j, extent, META.causal)
         bias_tile = load_bias(inputs.bias, strides.bias, i, j, extent.keys, visible, META.bias_of_keys)
         k = load_rows(inputs.key, columns, strides.key.row, extent.keys, META.head_size, META.block_d, MASKED)
-        scores = dot_terms(inputs.q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
+        scores = dot_terms(inputs.query, split_terms(tl.trans(k), PRECISION), None, PRECISION)
         if MASKED or inputs.bias is not None:
             scores *= factor
             if inputs.bias is not None:
@@ -149,24 +141,10 @@ def _attend_keys(state, inputs, draws, strides, block, begin, end, factor, MASKE
     return acc, m_i, l_i
 
 
-@triton.jit
-def _logsumexp(m_i, l_i, META: tl.constexpr):
-    """Return rows' logsumexp in nats from their row max and row sum."""
-    if META.natural:
-        result = m_i + tl.log(l_i)
-    elif META.nats:
-        result = m_i + tl.log2(l_i) * _LN2
-    else:
-        result = (m_i + tl.log2(l_i)) * _LN2
-    return result
-
-
 @libentry()
 @triton.jit(do_not_specialize=[*TileSizes._fields, "padded", "seed", "offset"])
 def attend(
-    operands,
-    results,
-    starts,
+    tensors,
     memory,
     strides,
     heads,
@@ -186,14 +164,14 @@ def attend(
     """Attend a block of a head's queries to all keys that they see.
 
     Queries that see no key get 0. logsumexp is inf behind the last query, up to row `padded`. `memory`, unless None,
-    gets the seed and the offset of dropout. `prologue` has the types of `operands`, `results`, `starts`, and `strides`.
+    gets the seed and the offset of dropout.
     """
     wait_for_previous_launch()
     BLOCK_M: tl.constexpr = META.block_m
     BLOCK_V: tl.constexpr = META.block_v
     PRECISION: tl.constexpr = META.precision
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
-    here, block = locate_block(sizes, starts, META)
+    here, block = locate_block(sizes, tensors, META)
     rows, extent = block.rows, block.extent
     draws = None
     if META.dropout != "":
@@ -202,15 +180,15 @@ def attend(
         if memory is not None:
             tl.store(memory, seed, mask=tl.program_id(0) == 0)
             tl.store(memory + 1, offset, mask=tl.program_id(0) == 0)
-    query = query_rows(operands.query, strides.query, here)
-    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
-    bias = head_scores(operands.bias, strides.bias, here)
+    query = query_rows(tensors.query, strides.query, here)
+    key, value = key_rows(tensors.key, strides.key, here), key_rows(tensors.value, strides.value, here)
+    bias = head_scores(tensors.bias, strides.bias, here)
     q = load_rows(query, rows, strides.query.row, extent.queries, META.head_size, META.block_d, True)
     # The row max is taken before scaling, which a positive factor permits.
     number = tl.full((), scale, tl.float64)
     q = split_terms(tl.where(number < 0, -q, q), PRECISION)
     factor = score_factor(tl.abs(number), META.nats)
-    inputs = Inputs(q, key, value, bias)
+    inputs = Tensors(q, key, value, bias)
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
@@ -222,12 +200,12 @@ def attend(
     acc /= l_i[:, None]
     if META.dropout != "":
         acc *= gain(dropout_p)
-    out = query_rows(results.out, strides.out, here)
+    out = query_rows(tensors.out, strides.out, here)
     store_rows(out, rows, strides.out.row, extent.queries, acc, META.value_size, BLOCK_V)
-    if results.logsumexp is not None:
-        found = tl.where(no_keys, float(META.empty), _logsumexp(m_i, l_i, META))
+    if tensors.logsumexp is not None:
+        found = tl.where(no_keys, float(META.empty), row_logsumexp(m_i, l_i, META))
         found = tl.where(rows < extent.queries, found, float("inf"))
-        logsumexp = head_logsumexp(results.logsumexp, strides.logsumexp, here)
+        logsumexp = head_logsumexp(tensors.logsumexp, strides.logsumexp, here)
         tl.store(logsumexp + rows * strides.logsumexp.row, found, mask=rows < tl.maximum(extent.queries, padded))
 
 

@@ -16,9 +16,9 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.decode import Cut, launch_splits, most_blocks
-from tritonite.engine.attention.decode_keys import DecodeMeta, DecodeOperands, DecodeStrides, Tables
+from tritonite.engine.attention.decode_keys import DecodeMeta, DecodeTensors
 from tritonite.engine.attention.problem import dot_precision
-from tritonite.engine.attention.prologue import HeadStrides, Results
+from tritonite.engine.attention.prologue import ForwardStrides, HeadStrides
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import Number, settings
@@ -64,22 +64,14 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     ratio, ragged = heads // kv_heads, work.starts is not None
     # The host knows only the number of all tokens, so a tile has room for the mean of a sequence.
     rows = -(-tokens // max(1, sequences)) * ratio if ragged else ratio
-    tile = table.decoding(
-        *(devices.current.kind, key.dtype.itemsize, power_of_2(max(head, size))),
-        *(table.SMALLEST_TILE if settings().invariant else rows, devices.shared_memory(query.device)),
-    )
+    rows = table.SMALLEST_TILE if settings().invariant else rows
+    tile = table.decoding(key.dtype.itemsize, power_of_2(max(head, size)), rows, query.device)
     blocks = most_blocks(tokens * ratio, sequences, tile) if ragged else -(-ratio // tile.BLOCK_M)
     cut = Cut.choose(tile, blocks if ragged else blocks * sequences, kv_heads, page * most_pages, query.device)
     wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (key, value))
     meta = DecodeMeta(
         causal=ragged or work.window is not None,
         last=True,
-        natural=False,
-        nats=False,
-        empty="inf",
-        bias_of_keys=False,
-        dropout="",
-        aligned=False,
         precision=dot_precision(work.precision, query),
         index=tl.int64 if wide else tl.int32,
         ratio=ratio,
@@ -102,29 +94,29 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         HeadStrides(0, own.stride(1), own.stride(0)) if ragged else HeadStrides(own.stride(0), own.stride(1), 0)
         for own in (query, out)
     ]
-    scales = 0, 0
-    if work.scales is not None:
-        key_scale, value_scale = [own.stride(0) if own.numel() > 1 else 0 for own in work.scales]
-        scales = key_scale, value_scale
-    strides = DecodeStrides(
+    strides = ForwardStrides(
         *(query_strides, key_strides, value_strides, out_strides, HeadStrides(0, 0, 0, 0), HeadStrides(0, 0, 0)),
         pages=work.pages.stride(0),
-        scales=scales,
+        scales=_scale_strides(work.scales),
     )
     # A cache without pages has no room for a key.
     room = page * most_pages if n_pages else 0
     sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": room, "diagonal": 0}
     sizes |= {"window": work.window or 0, "kv_heads": kv_heads}
     launch_splits(
-        DecodeOperands(query, key, value, None, work.pages),
-        Tables(work.lengths, work.starts, None, work.scales),
-        Results(out, None),
+        DecodeTensors(query, key, value, None, work.pages, work.lengths, work.starts, None, work.scales, out),
         *(strides, sizes, cut, meta),
         blocks=blocks,
         n_pages=max(1, n_pages),
         scale=work.scale,
         softcap=work.softcap or 0.0,
     )
+
+
+def _scale_strides(scales: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[int, int]:
+    """Return the strides of scales of keys and of values, 0 for a scale of all heads or None."""
+    key, value = [each.stride(0) if each.numel() > 1 else 0 for each in scales] if scales else (0, 0)
+    return key, value
 
 
 class WriteStrides(NamedTuple):
@@ -211,7 +203,7 @@ def write_to_pages(
     tokens, (n_pages, page, heads, size), value_size = slots.shape[0], key_cache.shape, value.shape[2]
     if not tokens:
         return
-    scale_strides = (0, 0) if scales is None else tuple([each.stride(0) if each.numel() > 1 else 0 for each in scales])
+    scale_strides = _scale_strides(scales)
     padded = power_of_2(size), power_of_2(value_size)
     write_slots[(tokens,)](
         *(key, value, key_cache, value_cache, slots, scales),

@@ -11,7 +11,7 @@ import torch
 from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.dropout import Dropout
-from tritonite.engine.attention.prologue import HeadStrides
+from tritonite.engine.attention.prologue import ForwardStrides, HeadStrides, Tensors
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.errors import Decline
 from tritonite.runtime.symbols import Number
@@ -21,7 +21,7 @@ from tritonite.runtime.symbols import Number
 _LEAST, _NARROW, _LEAST_SHARED = 16, 64, 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionMeta:
     """Compile-time facts of an attention kernel.
 
@@ -44,8 +44,8 @@ class AttentionMeta:
     causal: bool
     last: bool
     precision: str
-    natural: bool
-    nats: bool
+    natural: bool = False
+    nats: bool = False
     index: Any
     ratio: int
     head_size: int
@@ -54,10 +54,10 @@ class AttentionMeta:
     block_v: int
     block_m: int
     block_n: int
-    empty: str
-    bias_of_keys: bool
-    dropout: str
-    aligned: bool
+    empty: str = "inf"
+    bias_of_keys: bool = False
+    dropout: str = ""
+    aligned: bool = False
 
 
 class Packed(NamedTuple):
@@ -127,17 +127,30 @@ class Problem(NamedTuple):
         """First rows of packed sequences in query and in key."""
         return (None, None) if self.packed is None else (self.packed.query_starts, self.packed.key_starts)
 
-    def strides(self, tensor: torch.Tensor) -> HeadStrides:
-        """Return an operand's or result's strides, with batch stride 0 for packed sequences."""
+    @property
+    def tensors(self) -> Tensors:
+        """Tensors that every pass reads."""
+        query_starts, key_starts = self.starts
+        return Tensors(*self[:4], query_starts=query_starts, key_starts=key_starts)
+
+    def strides(self, tensor: torch.Tensor | None) -> HeadStrides:
+        """Return the strides of a tensor or of None, with batch stride 0 for packed sequences."""
+        if tensor is None:
+            return HeadStrides(0, 0, 0, 0)
         return HeadStrides(*(tensor.stride() if self.packed is None else (0, *tensor.stride()[1:])))
 
     def logsumexp_strides(self, logsumexp: torch.Tensor | None) -> HeadStrides:
         """Return the strides of logsumexp, or of None."""
         if logsumexp is None:
-            return HeadStrides(0, 0, 0, 0)
+            return self.strides(None)
         batch, head, row = logsumexp.stride()
         packed = self.packed is not None and self.packed.logarithms
         return HeadStrides(0, head, row, row) if packed else HeadStrides(batch, head, row, 0)
+
+    def forward_strides(self, out: torch.Tensor, logsumexp: torch.Tensor | None) -> ForwardStrides:
+        """Return the strides of a forward kernel's tensors."""
+        query, key, value, result, bias = map(self.strides, (*self[:3], out, self.bias))
+        return ForwardStrides(query, key, value, result, bias, self.logsumexp_strides(logsumexp))
 
     @property
     def size(self) -> int:
@@ -173,12 +186,14 @@ class Problem(NamedTuple):
         """Query heads per key and value head."""
         return self.query.shape[1] // max(1, self.key.shape[1])
 
-    def meta(self, tile: table.Tile, *tensors: torch.Tensor, empty: str = "inf") -> AttentionMeta:
-        """Return the facts of a kernel that also reads or writes `tensors`."""
+    def meta(
+        self, tile: table.Tile, *tensors: torch.Tensor | None, empty: str = "inf", least: int = 0
+    ) -> AttentionMeta:
+        """Return the facts of a kernel that also reads or writes `tensors`; `least` bounds block_d and block_v."""
         head, value = self.query.shape[3], self.value.shape[3]
-        given = (self.query, self.key, self.value, *tensors, *(() if self.bias is None else (self.bias,)))
-        index, least = offset_type(*given), _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
-        blocks = [max(least, power_of_2(size)) for size in (head, value)]
+        index = offset_type(*[each for each in (*self[:4], *tensors) if each is not None])
+        fewest = _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
+        blocks = [max(fewest, power_of_2(size)) for size in (head, value)]
         if max(blocks) > 2 * min(blocks) and not devices.current.interpreted:
             # Triton compiles wrong gradients for such tiles.
             raise Decline(f"head size {head} and value size {value}: padded sizes may differ by a factor of 2")
@@ -192,8 +207,8 @@ class Problem(NamedTuple):
             ratio=self.ratio,
             head_size=head,
             value_size=value,
-            block_d=blocks[0],
-            block_v=blocks[1],
+            block_d=max(least, blocks[0]),
+            block_v=max(least, blocks[1]),
             block_m=tile.BLOCK_M,
             block_n=tile.BLOCK_N,
             empty=empty,
@@ -201,10 +216,6 @@ class Problem(NamedTuple):
             dropout="" if self.dropout is None else "lanes" if self.dropout.lanes else "elements",
             aligned=self.dropout is not None and self.keys % 4 == 0,
         )
-
-    @property
-    def bias_strides(self) -> HeadStrides:
-        return HeadStrides(*((0, 0, 0, 0) if self.bias is None else self.bias.stride()))
 
     def padded_rows(self, logsumexp: torch.Tensor | None) -> int:
         """Return the rows of logsumexp that a kernel fills with inf behind the last query, 0 for none."""

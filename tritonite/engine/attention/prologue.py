@@ -22,7 +22,11 @@ class HeadStrides(NamedTuple):
 
 
 class ForwardStrides(NamedTuple):
-    """Strides of the forward kernels' tensors."""
+    """Strides of the tensors of forward and decoding kernels.
+
+    In decoding, rows of query and out are tokens, and the batches of a cache are pages. `pages` is the stride of the
+    block table's rows, `scales` are those of key and value scales.
+    """
 
     query: HeadStrides
     key: HeadStrides
@@ -30,96 +34,57 @@ class ForwardStrides(NamedTuple):
     out: HeadStrides
     bias: HeadStrides
     logsumexp: HeadStrides
+    pages: int | None = None
+    scales: tuple[int, int] | None = None
 
 
-class DqStrides(NamedTuple):
-    """Strides of the backward_dq kernels' tensors; `delta` are those of excesses, too."""
+class BackwardStrides(NamedTuple):
+    """Strides of the tensors of a backward kernel, None for the tensors that it does not have.
 
-    query: HeadStrides
-    key: HeadStrides
-    value: HeadStrides
-    bias: HeadStrides
-    grad_out: HeadStrides
-    out: HeadStrides
-    logsumexp: HeadStrides
-    grad_query: HeadStrides
-    grad_bias: HeadStrides
-    delta: HeadStrides
+    `delta` are those of excesses, too. In row_stats a row has one value for all queries.
+    """
 
-
-class DkdvStrides(NamedTuple):
-    """Strides of the backward_dkdv kernels' tensors; `delta` are those of excesses, too."""
-
-    query: HeadStrides
-    key: HeadStrides
-    value: HeadStrides
-    bias: HeadStrides
-    grad_out: HeadStrides
-    logsumexp: HeadStrides
-    grad_key: HeadStrides
-    grad_value: HeadStrides
-    delta: HeadStrides
+    query: HeadStrides | None = None
+    key: HeadStrides | None = None
+    value: HeadStrides | None = None
+    bias: HeadStrides | None = None
+    grad_out: HeadStrides | None = None
+    out: HeadStrides | None = None
+    logsumexp: HeadStrides | None = None
+    grad_query: HeadStrides | None = None
+    grad_bias: HeadStrides | None = None
+    grad_key: HeadStrides | None = None
+    grad_value: HeadStrides | None = None
+    delta: HeadStrides | None = None
+    row_stats: HeadStrides | None = None
 
 
-class Operands(NamedTuple):
-    """Tensors that every pass reads. `bias` is None, or (batch, heads, queries, keys)."""
+class Tensors(NamedTuple):
+    """Tensors of a kernel, their descriptors, or pointers to a head's rows; None for those that it does not have.
 
-    query: Any
-    key: Any
-    value: Any
-    bias: Any
-
-
-class Starts(NamedTuple):
-    """First rows of packed sequences in query and in key, and the end of the last; None for sequences of a batch."""
+    bias, grad_bias: (batch, heads, queries, keys), or None.
+    delta: (batch, heads, queries): each row's sum of out * grad_out.
+    excesses: of delta's shape: rows' `logsumexp_excess`, or None without an additive bias.
+    row_stats: what `hopper.backward_dq` leaves for `hopper.backward_dkdv`, in place of delta and excesses.
+    query_starts, key_starts: first rows of packed sequences, and the end of the last; None for sequences of a batch.
+    """
 
     query: Any = None
     key: Any = None
-
-
-class Results(NamedTuple):
-    """Tensors that a forward kernel writes; logsumexp may be None."""
-
-    out: Any
-    logsumexp: Any
-
-
-class DqInputs(NamedTuple):
-    """Tensors that a backward_dq kernel reads besides `Operands`."""
-
-    grad_out: Any
-    out: Any
-    logsumexp: Any
-
-
-class DqResults(NamedTuple):
-    """Tensors that a backward_dq kernel writes.
-
-    grad_bias: (batch, heads, queries, keys), or None.
-    delta: (batch, heads, queries): each row's sum of out * grad_out.
-    excesses: of delta's shape: rows' `logsumexp_excess`, or None without an additive bias.
-    """
-
-    grad_query: Any
-    grad_bias: Any
-    delta: Any
-    excesses: Any
-
-
-class DkdvInputs(NamedTuple):
-    """Tensors that a backward_dkdv kernel reads besides `Operands`: delta and excesses are those of `DqResults`."""
-
-    grad_out: Any
-    logsumexp: Any
-    delta: Any
-    excesses: Any
-
-
-class DkdvResults(NamedTuple):
-    """Tensors that a backward_dkdv kernel writes."""
-
-    grad_key: Any
-    grad_value: Any
+    value: Any = None
+    bias: Any = None
+    grad_out: Any = None
+    out: Any = None
+    logsumexp: Any = None
+    grad_query: Any = None
+    grad_bias: Any = None
+    delta: Any = None
+    excesses: Any = None
+    row_stats: Any = None
+    grad_key: Any = None
+    grad_value: Any = None
+    query_starts: Any = None
+    key_starts: Any = None
 
 
 class TileSizes(NamedTuple):
@@ -156,26 +121,6 @@ class Head(NamedTuple):
     first_key: Any
 
 
-class KeyPointers(NamedTuple):
-    """Pointers to a head's keys, values, bias and gradient of the bias; the last two may be None."""
-
-    key: Any
-    value: Any
-    bias: Any
-    grad_bias: Any
-
-
-class QueryPointers(NamedTuple):
-    """Pointers to a query head's rows and bias; excesses and bias may be None."""
-
-    query: Any
-    grad_out: Any
-    logsumexp: Any
-    delta: Any
-    excesses: Any
-    bias: Any
-
-
 @triton.jit
 def longest_first(number, blocks, batch_heads, group):
     """Return (block, flattened batch and head) of a program.
@@ -197,16 +142,19 @@ def program_tile(number, blocks, heads, batch_heads, group):
 
 
 @triton.jit
-def sequence_extent(starts, batch, queries, keys, diagonal, META: tl.constexpr):
+def sequence_extent(tensors, batch, queries, keys, diagonal, META: tl.constexpr):
     """Return (`Extent`, first query, first key) of a sequence.
 
     Sequences of a batch have the given extent and begin at row 0. Packed ones are read from their starts.
     """
     first_query, first_key = batch * 0, batch * 0
-    if starts.query is not None:
-        first_query, first_key = tl.load(starts.query + batch).to(tl.int64), tl.load(starts.key + batch).to(tl.int64)
-        queries = (tl.load(starts.query + batch + 1) - first_query).to(tl.int32)
-        keys = (tl.load(starts.key + batch + 1) - first_key).to(tl.int32)
+    if tensors.query_starts is not None:
+        first_query, first_key = (
+            tl.load(tensors.query_starts + batch).to(tl.int64),
+            tl.load(tensors.key_starts + batch).to(tl.int64),
+        )
+        queries = (tl.load(tensors.query_starts + batch + 1) - first_query).to(tl.int32)
+        keys = (tl.load(tensors.key_starts + batch + 1) - first_key).to(tl.int32)
         diagonal = queries * 0
         if META.last:
             diagonal = keys - queries
@@ -214,11 +162,11 @@ def sequence_extent(starts, batch, queries, keys, diagonal, META: tl.constexpr):
 
 
 @triton.jit
-def locate_queries(sizes, starts, META: tl.constexpr):
+def locate_queries(sizes, tensors, META: tl.constexpr):
     """Return (`Head`, `Extent` of its sequence) of a program that has a block of queries."""
     block, batch, head = program_tile(tl.program_id(0), sizes.blocks, sizes.heads, sizes.batch_heads, sizes.group)
     kv_head = head // META.ratio
-    extent, first_query, first_key = sequence_extent(starts, batch, sizes.queries, sizes.keys, sizes.diagonal, META)
+    extent, first_query, first_key = sequence_extent(tensors, batch, sizes.queries, sizes.keys, sizes.diagonal, META)
     return Head(block, batch, head, kv_head, first_query, first_key), extent
 
 
@@ -257,3 +205,34 @@ def head_row_values(pointer, strides, here):
     if pointer is not None:
         found = pointer + (here.batch * strides.batch + here.head * strides.head + here.first_query)
     return found
+
+
+@triton.jit
+def dq_pointers(tensors, strides, here):
+    """Advance the tensors of a backward_dq kernel to a head's rows."""
+    return Tensors(
+        query=query_rows(tensors.query, strides.query, here),
+        key=key_rows(tensors.key, strides.key, here),
+        value=key_rows(tensors.value, strides.value, here),
+        bias=head_scores(tensors.bias, strides.bias, here),
+        grad_out=query_rows(tensors.grad_out, strides.grad_out, here),
+        out=query_rows(tensors.out, strides.out, here),
+        logsumexp=head_logsumexp(tensors.logsumexp, strides.logsumexp, here),
+        grad_query=query_rows(tensors.grad_query, strides.grad_query, here),
+        grad_bias=head_scores(tensors.grad_bias, strides.grad_bias, here),
+        delta=head_row_values(tensors.delta, strides.delta, here),
+        excesses=head_row_values(tensors.excesses, strides.delta, here),
+    )
+
+
+@triton.jit
+def query_pointers(tensors, strides, here):
+    """Advance the tensors that a backward_dkdv kernel reads for queries to a head's rows."""
+    return Tensors(
+        query=query_rows(tensors.query, strides.query, here),
+        grad_out=query_rows(tensors.grad_out, strides.grad_out, here),
+        logsumexp=head_logsumexp(tensors.logsumexp, strides.logsumexp, here),
+        delta=head_row_values(tensors.delta, strides.delta, here),
+        excesses=head_row_values(tensors.excesses, strides.delta, here),
+        bias=head_scores(tensors.bias, strides.bias, here),
+    )

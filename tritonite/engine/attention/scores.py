@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -84,6 +85,18 @@ def load_logsumexp(pointer, rows, stride, queries, NATS: tl.constexpr):
     if not NATS:
         found *= LOG2E
     return found
+
+
+@triton.jit
+def row_logsumexp(m_i, l_i, META: tl.constexpr):
+    """Return rows' logsumexp in nats from their row max and row sum."""
+    if META.natural:
+        result = m_i + tl.log(l_i)
+    elif META.nats:
+        result = m_i + tl.log2(l_i) * LN2
+    else:
+        result = (m_i + tl.log2(l_i)) * LN2
+    return result
 
 
 @triton.jit

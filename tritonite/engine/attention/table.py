@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import torch
+
+from tritonite import devices
+
 # Bytes of keys and values that L2 keeps for programs that read the same heads.
 CACHED = 32 * 2**20
-# 32-bit registers of a multiprocessor.
-_REGISTERS = 65536
 
 
 def _registers(threads: int) -> int:
-    """Return the registers per thread if `threads` share a multiprocessor, rounded down to a multiple of 8."""
-    return _REGISTERS // threads // 8 * 8
+    """Return the registers per thread if `threads` share a multiprocessor's 65536, rounded down to a multiple of 8."""
+    return 65536 // threads // 8 * 8
 
 
 class Tile(NamedTuple):
@@ -89,17 +91,12 @@ def tiles(kind: str, itemsize: int, head: int, shared_memory: int, biased: bool,
 
 # Head sizes for which these kernels are at least about as fast as ATen's on Hopper, by ATen's backend, bytes of an
 # element and pass. Everything else is slower there or not measured.
+_PASSES = "forward", "warp specialised", "backward", "warp specialised backward"
 FASTER: dict[tuple[str, int, str], range] = {
+    **{(backend, 2, done_by): range(33, 257) for backend in ("flash", "efficient") for done_by in _PASSES},
+    ("flash", 2, "backward"): range(33, 129),
     ("cudnn", 2, "warp specialised"): range(33, 257),
     ("cudnn", 2, "warp specialised backward"): range(65, 257),
-    ("flash", 2, "forward"): range(33, 257),
-    ("flash", 2, "warp specialised"): range(33, 257),
-    ("flash", 2, "backward"): range(33, 129),
-    ("flash", 2, "warp specialised backward"): range(33, 257),
-    ("efficient", 2, "forward"): range(33, 257),
-    ("efficient", 2, "warp specialised"): range(33, 257),
-    ("efficient", 2, "backward"): range(33, 257),
-    ("efficient", 2, "warp specialised backward"): range(33, 257),
     # float32 heads of over 128 elements leave room for tiles of 32 rows only.
     ("efficient", 4, "forward"): range(1, 129),
     ("efficient", 4, "backward"): range(1, 65),
@@ -109,8 +106,7 @@ FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
     ("cudnn", 2, "warp specialised"): range(33, 129),
     ("efficient", 2, "warp specialised"): range(33, 129),
     ("efficient", 2, "warp specialised backward"): range(33, 129),
-    ("efficient", 4, "forward"): range(1, 129),
-    ("efficient", 4, "backward"): range(1, 65),
+    **{each: heads for each, heads in FASTER.items() if each[1] == 4},
 }
 # Keys from which on heads of up to 64 elements are as fast as cuDNN's. Over fewer keys a tile's start and end, which
 # nothing overlaps, are too large a part of its time.
@@ -330,12 +326,13 @@ UNMASKED_ROWS = 64
 COMBINING_WARPS = 4
 
 
-def decoding(kind: str, itemsize: int, head: int, rows: int, shared_memory: int) -> Tile:
+def decoding(itemsize: int, head: int, rows: int, device: torch.device) -> Tile:
     """Return the decoding tile for `rows` rows, cache elements of `itemsize` bytes and heads of `head`, a power of two.
 
     With few rows all time is that of reading keys and values. Blocks are in flight while one is multiplied, so that two
     programs of a multiprocessor have 64 KiB each in flight.
     """
+    kind, shared_memory = devices.current.kind, devices.shared_memory(device)
     if kind == "interpreter":
         return Tile(max(SMALLEST_TILE, 1 << max(0, min(rows, 64) - 1).bit_length()), 128)
     stages = 1 if kind == "amd" else 2 if shared_memory < 2**17 else 3 if shared_memory < _LARGE else 4

@@ -85,13 +85,14 @@ def check_operands(query, key, value, multiple, accepts, one_size):
 
 
 def expanded_bias(bias, query, key, dtypes, fits):
-    """Expand a bias of one of `dtypes`, whose shape `fits`, to (batch, heads, queries, keys); None stays None."""
+    """Expand a bias of one of `dtypes` that `fits` a shape, (batch, heads, queries, keys), to it; None stays None."""
     if bias is None:
         return None
-    if bias.dtype not in dtypes or not fits(bias):
+    shape = (*query.shape[:3], key.shape[2])
+    if bias.dtype not in dtypes or not fits(bias, shape):
         raise Decline(f"a bias of {bias.dtype} and shape {tuple(bias.shape)} does not fit the query and key")
     check_same_device(query, bias)
-    return bias.expand((*query.shape[:3], key.shape[2]))
+    return bias.expand(shape)
 
 
 def problem_of(query, key, value, bias, is_causal, scale, diagonal=0, packed=None):

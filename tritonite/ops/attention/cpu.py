@@ -14,10 +14,9 @@ def _problem(query, key, value, dropout_p, is_causal, attn_mask, scale):
     """Check what both passes accept."""
     checks.check_no_dropout(dropout_p, "dropout, which ATen refuses on CPUs")
     checks.check_operands(query, key, value, 1, SINGLE_FLOATS, one_size=True)
-    shape = (*query.shape[:3], key.shape[2])
     bias = checks.expanded_bias(
         *(attn_mask, query, key, (query.dtype, torch.float32)),
-        lambda mask: mask.dim() in (2, 4) and broadcast_shape((mask.shape, shape)) == shape,
+        lambda mask, shape: mask.dim() in (2, 4) and broadcast_shape((mask.shape, shape)) == shape,
     )
     return checks.problem_of(query, key, value, bias, is_causal, scale)
 

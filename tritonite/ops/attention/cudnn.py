@@ -20,14 +20,12 @@ def _problem(query, key, value, attn_bias, dropout_p, is_causal, scale):
     """Check what both passes accept."""
     checks.check_no_dropout(dropout_p, "dropout of cuDNN's, whose mapping of random numbers to elements is its own")
     checks.check_operands(query, key, value, 8, checks.FLOATS_OF_16_BITS, one_size=False)
-    shape = (*query.shape[:3], key.shape[2])
     bias = checks.expanded_bias(
         *(attn_bias, query, key, (query.dtype,)),
         # ATen broadcasts a bias of three dimensions over heads, so its first size must be 1.
-        lambda bias: (
-            bias.dim() in (2, 3, 4)
+        lambda bias, shape: (
+            (bias.dim() in (2, 4) or (bias.dim() == 3 and bias.shape[0] == 1))
             and broadcast_shape((bias.shape, shape)) == shape
-            and (bias.dim() != 3 or bias.shape[0] == 1)
         ),
     )
     return checks.problem_of(query, key, value, bias, is_causal, scale)

@@ -48,7 +48,7 @@ def _problem(call):
     for tensor in (query, key):
         _check_aligned(tensor, every, (1, 2))
     shape = (*query.shape[:3], key.shape[2])
-    bias = checks.expanded_bias(call.bias, query, key, (query.dtype,), lambda given: tuple(given.shape) == shape)
+    bias = checks.expanded_bias(call.bias, query, key, (query.dtype,), lambda given, shape: tuple(given.shape) == shape)
     if bias is not None:
         _check_aligned(bias, every, [dim for dim in range(3) if shape[dim] > 1])
         if bias.stride(3) != 1:

@@ -7,7 +7,7 @@ score gradients go from the registers where they are computed into the next prod
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -16,17 +16,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.arguments import tile_sizes
-from tritonite.engine.attention.hopper.backward_dkdv import (
-    DkdvMeta,
-    add_heads,
-    attend_backward_dkdv_warp_specialized,
-)
-from tritonite.engine.attention.hopper.backward_dq import (
-    DqMeta,
-    RowStrides,
-    RowTensors,
-    attend_backward_dq_warp_specialized,
-)
+from tritonite.engine.attention.hopper.backward_dkdv import DkdvMeta, add_heads, attend_backward_dkdv_warp_specialized
+from tritonite.engine.attention.hopper.backward_dq import DqMeta, attend_backward_dq_warp_specialized
 from tritonite.engine.attention.hopper.descriptors import (
     ROWS,
     bias_descriptor,
@@ -36,7 +27,7 @@ from tritonite.engine.attention.hopper.descriptors import (
 )
 from tritonite.engine.attention.hopper.tiles import GROUPS
 from tritonite.engine.attention.problem import Problem
-from tritonite.engine.attention.prologue import HeadStrides
+from tritonite.engine.attention.prologue import BackwardStrides, Tensors
 from tritonite.engine.iteration import power_of_2
 from tritonite.runtime.contract import empty, settings
 
@@ -74,25 +65,6 @@ def _splits_heads(problem: Problem, programs: int) -> bool:
     return problem.ratio > 1 and few and not settings().invariant
 
 
-class _Pass(NamedTuple):
-    """A backward pass: `sizes` are (block_d, block_v), `row_stats` what the dq launch leaves for the other."""
-
-    problem: Problem
-    sizes: tuple[int, int]
-    grad_out: torch.Tensor
-    out: torch.Tensor
-    logsumexp: torch.Tensor
-    row_stats: torch.Tensor
-    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-    def meta(self, queries: int, keys: int) -> dict[str, Any]:
-        """Return the fields of `AttentionMeta` for tiles of `queries` and `keys`."""
-        tensors = self.grad_out, self.out, self.logsumexp, self.row_stats, *self.grads
-        block_d, block_v = self.sizes
-        fields = vars(self.problem.meta(table.Tile(queries, keys), *tensors))
-        return fields | {"block_d": block_d, "block_v": block_v}
-
-
 def attention_backward(
     problem: Problem,
     grad_out: torch.Tensor,
@@ -105,66 +77,62 @@ def attention_backward(
     # Rows of a multiple of 16 bytes, which TMA needs.
     kinds = 2 if problem.bias is None else 3
     row_stats = empty((batch, heads, kinds, -(-queries // 4) * 4), torch.float32, problem.query.device)
-    sizes = block_sizes(problem)
-    tiles = table.warp_specialized_backward(*sizes, problem.bias is not None)
-    sizes = (max(sizes), max(sizes)) if tiles.key.separate else sizes
-    work = _Pass(problem, sizes, grad_out, out, logsumexp, row_stats, grads)
-    _launch_dq(work, tiles.query)
-    _launch_dkdv(work, tiles.key)
+    block_d, block_v = block_sizes(problem)
+    tiles = table.warp_specialized_backward(block_d, block_v, problem.bias is not None)
+    least = max(block_d, block_v) if tiles.key.separate else min(table.WARP_SPECIALIZED)
+    tensors = Tensors(None, None, None, None, grad_out, out, logsumexp, grads[0], row_stats=row_stats)
+    tensors = tensors._replace(grad_key=grads[1], grad_value=grads[2])
+    _launch_dq(problem, tensors, tiles.query, least)
+    _launch_dkdv(problem, tensors, tiles.key, least)
 
 
-def _launch_dq(work: _Pass, tile: table.Ring) -> None:
-    problem, (block_d, block_v) = work.problem, work.sizes
-    strides = work.out.stride(), problem.logsumexp_strides(work.logsumexp), work.row_stats.stride()
+def _launch_dq(problem: Problem, tensors: Tensors, tile: table.Ring, least: int) -> None:
     bias, (batch, heads, queries, _) = problem.bias, problem.query.shape
     BLOCK_M = GROUPS.value * ROWS.value
     blocks = -(-queries // BLOCK_M)
+    meta = problem.meta(table.Tile(BLOCK_M, tile.block), *tensors, least=least)
     attend_backward_dq_warp_specialized[(blocks * batch * heads,)](
-        descriptor(problem.query, ROWS.value, block_d),
-        descriptor(problem.key, tile.block, block_d),
-        descriptor(problem.value, tile.block, block_v),
-        descriptor(work.grad_out, ROWS.value, block_v),
+        descriptor(problem.query, ROWS.value, meta.block_d),
+        descriptor(problem.key, tile.block, meta.block_d),
+        descriptor(problem.value, tile.block, meta.block_v),
+        descriptor(tensors.grad_out, ROWS.value, meta.block_v),
         None if bias is None else bias_descriptor(bias, ROWS.value, tile.block),
-        descriptor(work.grads[0], ROWS.value, block_d),
-        tensors=RowTensors(work.out, work.logsumexp, work.row_stats),
-        strides=RowStrides(*[HeadStrides(*each) for each in strides]),
-        **tile_sizes(problem, heads, blocks, problem.group),
-        META=DqMeta(
-            **work.meta(BLOCK_M, tile.block),
-            stages=tile.num_stages,
-            value_stages=tile.value_stages or tile.num_stages,
+        descriptor(tensors.grad_query, ROWS.value, meta.block_d),
+        tensors=Tensors(out=tensors.out, logsumexp=tensors.logsumexp, row_stats=tensors.row_stats),
+        strides=BackwardStrides(
+            out=problem.strides(tensors.out),
+            logsumexp=problem.logsumexp_strides(tensors.logsumexp),
+            row_stats=problem.strides(tensors.row_stats),
         ),
+        **tile_sizes(problem, heads, blocks, problem.group),
+        META=DqMeta(**vars(meta), stages=tile.num_stages, value_stages=tile.value_stages or tile.num_stages),
         num_warps=4,
     )
 
 
-def _launch_dkdv(work: _Pass, tile: table.Ring) -> None:
-    problem, (block_d, block_v), grads = work.problem, work.sizes, work.grads[1:]
+def _launch_dkdv(problem: Problem, tensors: Tensors, tile: table.Ring, least: int) -> None:
     query, key, value, bias, ratio = problem.query, problem.key, problem.value, problem.bias, problem.ratio
     batch, heads = query.shape[0], key.shape[1]
     BLOCK_N = ROWS.value if tile.separate else GROUPS.value * ROWS.value
     blocks = -(-problem.keys // BLOCK_N)
     split = not tile.separate and _splits_heads(problem, blocks * batch * heads)
-    results: Any = [descriptor(grad, ROWS.value, block) for grad, block in zip(grads, work.sizes, strict=True)]
+    meta = problem.meta(table.Tile(tile.block, BLOCK_N), *tensors, least=least)
+    grads = tensors.grad_key, tensors.grad_value
+    results: Any = [descriptor(grads[0], ROWS.value, meta.block_d), descriptor(grads[1], ROWS.value, meta.block_v)]
     if split:
         heads = query.shape[1]
         shapes = [(batch, heads, problem.keys, each.shape[3]) for each in (query, value)]
         results = [empty(shape, torch.float32, query.device) for shape in shapes]
     attend_backward_dkdv_warp_specialized[(blocks * batch * heads,)](
-        descriptor(query, tile.block, block_d),
-        descriptor(key, ROWS.value, block_d),
-        descriptor(value, ROWS.value, block_v),
-        descriptor(work.grad_out, tile.block, block_v),
-        _row_stats_descriptor(work.row_stats, problem.queries, tile.block),
+        descriptor(query, tile.block, meta.block_d),
+        descriptor(key, ROWS.value, meta.block_d),
+        descriptor(value, ROWS.value, meta.block_v),
+        descriptor(tensors.grad_out, tile.block, meta.block_v),
+        _row_stats_descriptor(tensors.row_stats, problem.queries, tile.block),
         None if bias is None else bias_descriptor(bias, tile.block, ROWS.value),
         *results,
         **tile_sizes(problem, heads, blocks, _group_of_keys(problem) * (ratio if split else 1)),
-        META=DkdvMeta(
-            **work.meta(tile.block, BLOCK_N),
-            separate=tile.separate,
-            split=split,
-            stages=tile.num_stages,
-        ),
+        META=DkdvMeta(**vars(meta), separate=tile.separate, split=split, stages=tile.num_stages),
         num_warps=4,
     )
     for grad, partial in zip(grads, results if split else (), strict=False):

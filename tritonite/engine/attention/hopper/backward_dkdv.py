@@ -5,7 +5,6 @@ Where several query heads share a key head and programs are few, each query head
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -22,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tritonite.engine.attention.hopper.descriptors import (
     LOG2E,
     ROWS,
+    Barriers,
+    Buffers,
     copy_bias,
     init_barriers,
     new_barriers,
@@ -30,7 +31,7 @@ from tritonite.engine.attention.hopper.descriptors import (
 )
 from tritonite.engine.attention.hopper.tiles import GROUPS, as_operand, matrix, opaque_index, start_product
 from tritonite.engine.attention.problem import AttentionMeta
-from tritonite.engine.attention.prologue import TileSizes, program_tile
+from tritonite.engine.attention.prologue import Tensors, TileSizes, program_tile
 from tritonite.engine.attention.scores import probabilities_in_nats, score_factor
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
@@ -50,54 +51,6 @@ class DkdvMeta(AttentionMeta):
     separate: bool
     split: bool
     stages: int
-
-
-class Operands(NamedTuple):
-    """TMA descriptors that the producer loads from; `bias` may be None."""
-
-    query: Any
-    key: Any
-    value: Any
-    grad_out: Any
-    row_stats: Any
-    bias: Any
-
-
-class Buffers(NamedTuple):
-    """Shared memory: keys and values of the program; rings of queries, gradients of out, row_stats and bias by stage.
-
-    `p` are the probabilities that one consumer group hands to the other where they are separate, otherwise None.
-    `bias` and `excess` are None without a bias.
-    """
-
-    k: Any
-    v: Any
-    q: Any
-    grad: Any
-    logsumexp: Any
-    delta: Any
-    bias: Any
-    p: Any
-    excess: Any
-
-
-class Barriers(NamedTuple):
-    """Barriers of the buffers: `ready` when a block has arrived, `free` when consumers have used a stage."""
-
-    k_ready: Any
-    v_ready: Any
-    q_ready: Any
-    grad_ready: Any
-    free: Any
-    p_ready: Any
-    p_free: Any
-
-
-class Results(NamedTuple):
-    """Descriptors of grad_key and grad_value, or pointers to the partial results of query heads."""
-
-    grad_key: Any
-    grad_value: Any
 
 
 @gluon.jit
@@ -285,114 +238,92 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
 
 
 @gluon.jit
-def _add_to_dv(dv, own, buffers, barriers, factor, step, first, queries, MASKED: gl.constexpr, META: gl.constexpr):
-    """Return dv after a block of queries from `first`, and hand the block's probabilities to the other group.
+def _add_to_one(
+    grad,
+    own,
+    buffers,
+    barriers,
+    factor,
+    step,
+    first,
+    queries,
+    MASKED: gl.constexpr,
+    META: gl.constexpr,
+    WHICH: gl.constexpr,
+):
+    """Return dv, or with WHICH 1 dk, after a block of queries from `first`.
 
-    `own` is (keys in shared memory, the first query that sees each key).
+    The group that computes dv hands the block's probabilities to the other. `own` is (keys for dv or values for dk in
+    shared memory, the first query that sees each key).
     """
-    k, begins = own
+    kept, begins = own
     STAGES: gl.constexpr = buffers.q.shape[0]
     P_STAGES: gl.constexpr = buffers.p.shape[0]
     BLOCK_M: gl.constexpr = buffers.q.shape[3]
     score_layout: gl.constexpr = begins.type.layout.parent
     stage, phase = step % STAGES, step // STAGES % 2
-    mbarrier.wait(barriers.q_ready.index(stage), phase)
-    scores = start_product(k, matrix(buffers.q, stage), score_layout)
-    logsumexp = matrix(buffers.logsumexp, stage).load(score_layout)
-    scores = warpgroup_mma_wait(0, deps=(scores,))
-    p = gl.exp2(scores * factor - logsumexp)
-    if MASKED:
-        p = gl.where(_visible(first, begins, queries, BLOCK_M, META), p, 0.0)
-    weights = as_operand(p, buffers.grad.dtype, dv)
-    mbarrier.wait(barriers.grad_ready.index(stage), phase)
-    dv = warpgroup_mma(weights, matrix(buffers.grad, stage), dv, is_async=True)
-    mbarrier.wait(barriers.p_free.index(step % P_STAGES), 1 - step // P_STAGES % 2)
-    buffers.p.index(step % P_STAGES).store(p)
-    mbarrier.arrive(barriers.p_ready.index(step % P_STAGES))
-    dv, weights = warpgroup_mma_wait(0, deps=(dv, weights))
+    if WHICH == 0:
+        mbarrier.wait(barriers.q_ready.index(stage), phase)
+        scores = start_product(kept, matrix(buffers.q, stage), score_layout)
+        logsumexp = matrix(buffers.logsumexp, stage).load(score_layout)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        p = gl.exp2(scores * factor - logsumexp)
+        if MASKED:
+            p = gl.where(_visible(first, begins, queries, BLOCK_M, META), p, 0.0)
+        operand = as_operand(p, buffers.grad.dtype, grad)
+        mbarrier.wait(barriers.grad_ready.index(stage), phase)
+        grad = warpgroup_mma(operand, matrix(buffers.grad, stage), grad, is_async=True)
+        mbarrier.wait(barriers.p_free.index(step % P_STAGES), 1 - step // P_STAGES % 2)
+        buffers.p.index(step % P_STAGES).store(p)
+        mbarrier.arrive(barriers.p_ready.index(step % P_STAGES))
+    else:
+        mbarrier.wait(barriers.grad_ready.index(stage), phase)
+        dp = start_product(kept, matrix(buffers.grad, stage), score_layout)
+        delta = matrix(buffers.delta, stage).load(score_layout)
+        dp = warpgroup_mma_wait(0, deps=(dp,))
+        mbarrier.wait(barriers.p_ready.index(step % P_STAGES), step // P_STAGES % 2)
+        ds = buffers.p.index(step % P_STAGES).load(score_layout) * (dp - delta)
+        mbarrier.arrive(barriers.p_free.index(step % P_STAGES))
+        if MASKED:
+            ds = gl.where(_visible(first, begins, queries, BLOCK_M, META), ds, 0.0)
+        operand = as_operand(ds, buffers.q.dtype, grad)
+        mbarrier.wait(barriers.q_ready.index(stage), phase)
+        grad = warpgroup_mma(operand, matrix(buffers.q, stage), grad, is_async=True)
+    grad, operand = warpgroup_mma_wait(0, deps=(grad, operand))
     mbarrier.arrive(barriers.free.index(stage))
-    return dv
+    return grad
 
 
 @gluon.jit
-def _add_to_dk(dk, own, buffers, barriers, step, first, queries, MASKED: gl.constexpr, META: gl.constexpr):
-    """Return dk after a block of queries from `first`, by the probabilities that the other group computes.
-
-    `own` is (values in shared memory, the first query that sees each key).
-    """
-    v, begins = own
-    STAGES: gl.constexpr = buffers.q.shape[0]
-    P_STAGES: gl.constexpr = buffers.p.shape[0]
-    BLOCK_M: gl.constexpr = buffers.q.shape[3]
-    score_layout: gl.constexpr = begins.type.layout.parent
-    stage, phase = step % STAGES, step // STAGES % 2
-    mbarrier.wait(barriers.grad_ready.index(stage), phase)
-    dp = start_product(v, matrix(buffers.grad, stage), score_layout)
-    delta = matrix(buffers.delta, stage).load(score_layout)
-    dp = warpgroup_mma_wait(0, deps=(dp,))
-    mbarrier.wait(barriers.p_ready.index(step % P_STAGES), step // P_STAGES % 2)
-    ds = buffers.p.index(step % P_STAGES).load(score_layout) * (dp - delta)
-    mbarrier.arrive(barriers.p_free.index(step % P_STAGES))
-    if MASKED:
-        ds = gl.where(_visible(first, begins, queries, BLOCK_M, META), ds, 0.0)
-    operand = as_operand(ds, buffers.q.dtype, dk)
-    mbarrier.wait(barriers.q_ready.index(stage), phase)
-    dk = warpgroup_mma(operand, matrix(buffers.q, stage), dk, is_async=True)
-    dk, operand = warpgroup_mma_wait(0, deps=(dk, operand))
-    mbarrier.arrive(barriers.free.index(stage))
-    return dk
-
-
-@gluon.jit
-def _consume_dv(grad_value, buffers, barriers, sizes, scale, META: gl.constexpr):
-    """Run the consumer group that computes dv of a program's 64 keys."""
-    BLOCK_M: gl.constexpr = META.block_m
-    BLOCK_V: gl.constexpr = META.block_v
-    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    row, batch, head, first, count, masked = _locate_tile(sizes, ROWS, META)
-    factor = (scale * LOG2E).to(gl.float32)
-    dv = gl.zeros((ROWS, BLOCK_V), gl.float32, dv_layout)
-    mbarrier.wait(barriers.k_ready.index(0), 0)
-    own = (matrix(buffers.k, 0), row - sizes.diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout)))
-    step = 0
-    for _member in range(META.ratio):
-        for i in range(0, masked):
-            number, start = step + i, query_block_start(i, first, count, sizes.queries, BLOCK_M)
-            dv = _add_to_dv(dv, own, buffers, barriers, factor, number, start, sizes.queries, True, META)
-        for i in range(masked, count):
-            dv = _add_to_dv(dv, own, buffers, barriers, factor, step + i, 0, sizes.queries, False, META)
-        step += count
-    # dv leaves through the shared memory of the keys, which the other group does not read.
-    buffers.k.index(0).reshape((ROWS, BLOCK_V)).store(dv.to(buffers.v.dtype))
-    fence_async_shared()
-    store(grad_value, [batch, head, row, 0], buffers.k.index(0))
-    tma.store_wait(pendings=0)
-
-
-@gluon.jit
-def _consume_dk(grad_key, buffers, barriers, sizes, scale, META: gl.constexpr):
-    """Run the consumer group that computes dk of a program's 64 keys."""
+def _consume_for_one(result, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH: gl.constexpr):
+    """Run consumer group WHICH of separate ones: compute dv (0) or dk (1) of a program's 64 keys."""
     BLOCK_M: gl.constexpr = META.block_m
     BLOCK_D: gl.constexpr = META.block_d
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    grad_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     row, batch, head, first, count, masked = _locate_tile(sizes, ROWS, META)
-    dk = gl.zeros((ROWS, BLOCK_D), gl.float32, dk_layout)
-    mbarrier.wait(barriers.v_ready.index(0), 0)
-    own = (matrix(buffers.v, 0), row - sizes.diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout)))
+    factor = (scale * LOG2E).to(gl.float32)
+    grad = gl.zeros((ROWS, BLOCK_D), gl.float32, grad_layout)
+    if WHICH == 0:
+        kept, ready = buffers.k, barriers.k_ready
+    else:
+        kept, ready = buffers.v, barriers.v_ready
+    mbarrier.wait(ready.index(0), 0)
+    own = (matrix(kept, 0), row - sizes.diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout)))
     step = 0
     for _member in range(META.ratio):
         for i in range(0, masked):
             number, start = step + i, query_block_start(i, first, count, sizes.queries, BLOCK_M)
-            dk = _add_to_dk(dk, own, buffers, barriers, number, start, sizes.queries, True, META)
+            grad = _add_to_one(grad, own, buffers, barriers, factor, number, start, sizes.queries, True, META, WHICH)
         for i in range(masked, count):
-            dk = _add_to_dk(dk, own, buffers, barriers, step + i, 0, sizes.queries, False, META)
+            grad = _add_to_one(grad, own, buffers, barriers, factor, step + i, 0, sizes.queries, False, META, WHICH)
         step += count
-    # dk leaves through the shared memory of the values, which the other group does not read.
-    buffers.v.index(0).reshape((ROWS, BLOCK_D)).store((dk * scale.to(gl.float32)).to(buffers.k.dtype))
+    if WHICH == 1:
+        grad = grad * scale.to(gl.float32)
+    # The result leaves through the shared memory of the keys or values, which the other group does not read.
+    kept.index(0).reshape((ROWS, BLOCK_D)).store(grad.to(kept.dtype))
     fence_async_shared()
-    store(grad_key, [batch, head, row, 0], buffers.v.index(0))
+    store(result, [batch, head, row, 0], kept.index(0))
     tma.store_wait(pendings=0)
 
 
@@ -440,17 +371,17 @@ def attend_backward_dkdv_warp_specialized(
         ps = gl.allocate_shared_memory(gl.float32, [2, ROWS, META.block_m], swizzled)
         p_ready, p_free = new_barriers(2), new_barriers(2)
         init_barriers((p_ready, p_free), (1, 1))
-    operands = Operands(query, key, value, grad_out, row_stats, bias)
-    buffers = Buffers(ks, vs, qs, grads, logsumexps, deltas, biases, ps, excesses)
-    barriers = Barriers(k_ready, v_ready, q_ready, grad_ready, free, p_ready, p_free)
-    results = Results(grad_key, grad_value)
+    operands = Tensors(query, key, value, bias, grad_out, row_stats=row_stats)
+    buffers = Buffers(qs, ks, vs, grads, biases, logsumexps, deltas, excesses, ps)
+    barriers = Barriers(q_ready, k_ready, v_ready, grad_ready=grad_ready, free=free, p_ready=p_ready, p_free=p_free)
+    results = Tensors(grad_key=grad_key, grad_value=grad_value)
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
     wait_for_previous_launch()
     if META.separate:
         gl.warp_specialize(
             [
-                (_consume_dv, (grad_value, buffers, barriers, sizes, scale, META)),
-                (_consume_dk, (grad_key, buffers, barriers, sizes, scale, META)),
+                (_consume_for_one, (grad_value, buffers, barriers, sizes, scale, META, 0)),
+                (_consume_for_one, (grad_key, buffers, barriers, sizes, scale, META, 1)),
                 (_produce, (operands, buffers, barriers, sizes, META)),
             ],
             [4, 1],

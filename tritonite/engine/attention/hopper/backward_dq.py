@@ -1,7 +1,6 @@
 """The warp-specialised backward_dq kernel: programs have blocks of queries, and rings of keys and values."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -17,6 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tritonite.engine.attention.hopper.descriptors import (
     LOG2E,
     ROWS,
+    Barriers,
+    Buffers,
     copy_bias,
     init_barriers,
     new_barriers,
@@ -28,7 +29,7 @@ from tritonite.engine.attention.hopper.descriptors import (
 )
 from tritonite.engine.attention.hopper.tiles import GROUPS, as_operand, matrix, opaque_index, start_product
 from tritonite.engine.attention.problem import AttentionMeta
-from tritonite.engine.attention.prologue import HeadStrides, TileSizes, program_tile
+from tritonite.engine.attention.prologue import Tensors, TileSizes, program_tile
 from tritonite.engine.attention.scores import exponentials, logsumexp_excess, score_factor
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
@@ -41,61 +42,6 @@ class DqMeta(AttentionMeta):
 
     stages: int
     value_stages: int
-
-
-class Operands(NamedTuple):
-    """TMA descriptors that the producer loads from; `bias` may be None."""
-
-    query: Any
-    key: Any
-    value: Any
-    grad_out: Any
-    bias: Any
-
-
-class Buffers(NamedTuple):
-    """Shared memory: queries and gradients of out by consumer group, rings of keys, values and bias by stage."""
-
-    q: Any
-    grad: Any
-    k: Any
-    v: Any
-    bias: Any
-
-
-class Barriers(NamedTuple):
-    """Barriers of the buffers: `ready` when a block has arrived, `free` when consumers have used it."""
-
-    q_ready: Any
-    grad_ready: Any
-    k_ready: Any
-    k_free: Any
-    v_ready: Any
-    v_free: Any
-
-
-class RowTensors(NamedTuple):
-    """Tensors with values for queries: out and logsumexp, which are read, and row_stats, which is written."""
-
-    out: Any
-    logsumexp: Any
-    row_stats: Any
-
-
-class RowStrides(NamedTuple):
-    """Strides of `RowTensors`; in row_stats a row has one value for all queries."""
-
-    out: HeadStrides
-    logsumexp: HeadStrides
-    row_stats: HeadStrides
-
-
-class Results(NamedTuple):
-    """Descriptor of grad_query, and `RowTensors` with their strides."""
-
-    grad_query: Any
-    tensors: Any
-    strides: Any
 
 
 @gluon.jit
@@ -230,7 +176,10 @@ def _add_key_block(state, own, buffers, barriers, factor, ends, numbers, MASKED:
 
 @gluon.jit
 def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH: gl.constexpr):
-    """Run consumer group WHICH: compute dq of its 64 queries, and store their row_stats."""
+    """Run consumer group WHICH: compute dq of its 64 queries, and store their row_stats.
+
+    `results` are the descriptor of grad_query, and out, logsumexp and row_stats with their strides.
+    """
     BLOCK_N: gl.constexpr = META.block_n
     BLOCK_D: gl.constexpr = META.block_d
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -244,7 +193,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     ends = gl.full((ROWS,), 0, gl.int32, row_layout) + sizes.keys
     if META.causal:
         ends = gl.minimum(ends, rows + (sizes.diagonal + 1))
-    tensors, strides = results.tensors, results.strides
+    grad_query, tensors, strides = results
     batch64, head64 = batch.to(gl.int64), head.to(gl.int64)
     offset = batch64 * strides.logsumexp.batch + head64 * strides.logsumexp.head
     pointers = tensors.logsumexp + offset + rows.to(META.index) * strides.logsumexp.row
@@ -279,7 +228,7 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     # The result leaves through the shared memory of the queries.
     q.store((dq * scale.to(gl.float32)).to(buffers.q.dtype))
     fence_async_shared()
-    store(results.grad_query, [batch, head, row, 0], buffers.q.index(WHICH))
+    store(grad_query, [batch, head, row, 0], buffers.q.index(WHICH))
     tma.store_wait(pendings=0)
 
 
@@ -306,28 +255,32 @@ def attend_backward_dq_warp_specialized(
 ):
     """Compute dq as `backward.attend_backward_dq` does, without packed sequences, dropout or a gradient of the bias.
 
-    Operands and grad_query are descriptors, `tensors` are `RowTensors`, and `strides` are `RowStrides`. row_stats,
-    (batch, heads, 2, queries), gets each row's logsumexp in base 2 and delta for backward_dkdv. With a bias it is
-    (batch, heads, 3, queries): logsumexp in nats, delta, and excess.
+    Operands and grad_query are descriptors; `tensors` and `strides` are those of out, logsumexp and row_stats.
+    row_stats, (batch, heads, 2, queries), gets each row's logsumexp in base 2 and delta for backward_dkdv. With a bias
+    it is (batch, heads, 3, queries): logsumexp in nats, delta, and excess.
     """
     STAGES: gl.constexpr = META.stages
     V_STAGES: gl.constexpr = META.value_stages
     buffers = Buffers(
-        new_blocks(query, GROUPS),
-        new_blocks(grad_out, GROUPS),
-        new_blocks(key, STAGES),
-        new_blocks(value, V_STAGES),
-        new_bias_blocks(bias, STAGES, GROUPS),
+        q=new_blocks(query, GROUPS),
+        grad=new_blocks(grad_out, GROUPS),
+        k=new_blocks(key, STAGES),
+        v=new_blocks(value, V_STAGES),
+        bias=new_bias_blocks(bias, STAGES, GROUPS),
     )
     barriers = Barriers(
-        *(new_barriers(GROUPS), new_barriers(GROUPS)),
-        *(new_barriers(STAGES), new_barriers(STAGES), new_barriers(V_STAGES), new_barriers(V_STAGES)),
+        q_ready=new_barriers(GROUPS),
+        grad_ready=new_barriers(GROUPS),
+        k_ready=new_barriers(STAGES),
+        k_free=new_barriers(STAGES),
+        v_ready=new_barriers(V_STAGES),
+        v_free=new_barriers(V_STAGES),
     )
     init_barriers((barriers.q_ready, barriers.grad_ready), (1, 1))
     init_barriers((barriers.k_ready, barriers.k_free), (1, GROUPS))
     init_barriers((barriers.v_ready, barriers.v_free), (1, GROUPS))
-    operands = Operands(query, key, value, grad_out, bias)
-    results = Results(grad_query, tensors, strides)
+    operands = Tensors(query, key, value, bias, grad_out)
+    results = grad_query, tensors, strides
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
     wait_for_previous_launch()
     gl.warp_specialize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -20,6 +21,44 @@ from tritonite.engine.iteration import power_of_2
 LOG2E = gl.constexpr(1.4426950408889634)
 # Rows of a warp group, which one wgmma multiplies.
 ROWS = gl.constexpr(64)
+
+
+class Buffers(NamedTuple):
+    """Shared memory by tensor: what a program loads once, and rings of blocks by stage.
+
+    grad: the gradient of out.
+    p: probabilities that one consumer group hands to the other.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    grad: Any = None
+    bias: Any = None
+    logsumexp: Any = None
+    delta: Any = None
+    excess: Any = None
+    p: Any = None
+
+
+class Barriers(NamedTuple):
+    """Barriers of `Buffers`: `ready` when a block has arrived, `free` when consumers have used it.
+
+    free: of all rings that queries come through.
+    turns: of ping-pong.
+    """
+
+    q_ready: Any
+    k_ready: Any
+    v_ready: Any
+    q_free: Any = None
+    k_free: Any = None
+    v_free: Any = None
+    grad_ready: Any = None
+    free: Any = None
+    p_ready: Any = None
+    p_free: Any = None
+    turns: Any = None
 
 
 @gluon.jit

@@ -28,6 +28,8 @@ from tritonite.engine.attention.arguments import tile_sizes
 from tritonite.engine.attention.hopper.descriptors import (
     LOG2E,
     ROWS,
+    Barriers,
+    Buffers,
     bias_descriptor,
     block_sizes,
     by_thread,
@@ -43,14 +45,13 @@ from tritonite.engine.attention.hopper.descriptors import (
     wait_for_block,
 )
 from tritonite.engine.attention.problem import AttentionMeta, Problem
-from tritonite.engine.attention.prologue import TileSizes, longest_first
-from tritonite.engine.attention.scores import exponentials, finite_max
+from tritonite.engine.attention.prologue import Tensors, TileSizes, longest_first
+from tritonite.engine.attention.scores import exponentials, finite_max, row_logsumexp
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import settings
 from tritonite.runtime.libentry import libentry
 
-_LN2 = gl.constexpr(0.6931471805599453)
 # Bytes of shared memory that are left for barriers and for Triton's own use.
 _BARRIER_BYTES = 1024
 _COPYING = gl.constexpr(table.COPYING)
@@ -78,36 +79,6 @@ class ForwardMeta(AttentionMeta):
     registers: int
     slots: int
     stages: int
-
-
-class Operands(NamedTuple):
-    """TMA descriptors that the producer loads from; `bias` may be None."""
-
-    query: Any
-    key: Any
-    value: Any
-    bias: Any
-
-
-class Buffers(NamedTuple):
-    """Rings in shared memory: queries by slot and consumer group, keys, values and bias by stage."""
-
-    q: Any
-    k: Any
-    v: Any
-    bias: Any
-
-
-class Barriers(NamedTuple):
-    """Barriers of the rings, `ready` when a block has arrived and `free` when it is used; `turns` of ping-pong."""
-
-    q_ready: Any
-    q_free: Any
-    turns: Any
-    k_ready: Any
-    k_free: Any
-    v_ready: Any
-    v_free: Any
 
 
 class Results(NamedTuple):
@@ -426,11 +397,7 @@ def _finish(state, where, sizes, results, META: gl.constexpr, WHICH: gl.constexp
     l_i = gl.where(no_keys, 1.0, l_i)
     if results.logsumexp is not None:
         rows = row + gl.arange(0, ROWS, m_i.type.layout)
-        if META.nats:
-            found = m_i + gl.log2(l_i) * _LN2
-        else:
-            found = (m_i + gl.log2(l_i)) * _LN2
-        found = gl.where(no_keys, float(META.empty), found)
+        found = gl.where(no_keys, float(META.empty), row_logsumexp(m_i, l_i, META))
         found = gl.where(rows < sizes.queries, found, float("inf"))
         offset = batch.to(gl.int64) * results.strides.batch + head.to(gl.int64) * results.strides.head
         pointers = results.logsumexp + offset + rows.to(META.index) * results.strides.row
@@ -569,22 +536,27 @@ def attend_warp_specialized(
     SLOTS: gl.constexpr = META.slots
     STAGES: gl.constexpr = META.stages
     buffers = Buffers(
-        new_blocks(query, SLOTS * CONSUMERS),
-        new_blocks(key, STAGES),
-        new_blocks(value, STAGES),
-        new_bias_blocks(bias, STAGES, CONSUMERS),
+        q=new_blocks(query, SLOTS * CONSUMERS),
+        k=new_blocks(key, STAGES),
+        v=new_blocks(value, STAGES),
+        bias=new_bias_blocks(bias, STAGES, CONSUMERS),
     )
     staging = buffers.q
     if META.own_staging:
         staging = new_blocks(out, CONSUMERS)
     barriers = Barriers(
-        *(new_barriers(SLOTS * CONSUMERS), new_barriers(SLOTS * CONSUMERS), new_barriers(CONSUMERS)),
-        *(new_barriers(STAGES), new_barriers(STAGES), new_barriers(STAGES), new_barriers(STAGES)),
+        q_ready=new_barriers(SLOTS * CONSUMERS),
+        q_free=new_barriers(SLOTS * CONSUMERS),
+        turns=new_barriers(CONSUMERS),
+        k_ready=new_barriers(STAGES),
+        k_free=new_barriers(STAGES),
+        v_ready=new_barriers(STAGES),
+        v_free=new_barriers(STAGES),
     )
     init_barriers((barriers.q_ready, barriers.q_free, barriers.turns), (1, 1, 1))
     rings = (barriers.k_ready, barriers.k_free, barriers.v_ready, barriers.v_free)
     init_barriers(rings, (1, CONSUMERS, 1, CONSUMERS))
-    operands, results = Operands(query, key, value, bias), Results(out, logsumexp, logsumexp_strides, staging)
+    operands, results = Tensors(query, key, value, bias), Results(out, logsumexp, logsumexp_strides, staging)
     tiles = _tile_end(blocks * batch_heads, programs, META)
     sizes = Sizes(heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs)
     wait_for_previous_launch()
@@ -642,7 +614,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     persistent = tile.persistent and most_stages >= tile.num_stages
     programs = min(tiles, multiprocessors * tile.resident) if persistent else tiles
     several = programs < tiles
-    meta = problem.meta(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
+    meta = problem.meta(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty, least=min(table.WARP_SPECIALIZED))
     attend_warp_specialized[(programs,)](
         descriptor(problem.query, ROWS.value, block_d),
         descriptor(problem.key, tile.BLOCK_N, block_d),
@@ -655,7 +627,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         padded=problem.padded_rows(logsumexp),
         programs=programs,
         META=ForwardMeta(
-            **vars(meta) | {"block_d": block_d, "block_v": block_v},
+            **vars(meta),
             consumers=tile.groups,
             ping_pong=tile.ping_pong,
             overlapped=tile.overlapped,

@@ -18,9 +18,9 @@ from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.arguments import backward_arguments, tile_sizes
 from tritonite.engine.attention.hopper.backward_dkdv import key_tile, query_block_start
-from tritonite.engine.attention.hopper.descriptors import ROWS
+from tritonite.engine.attention.hopper.descriptors import ROWS, Buffers
 from tritonite.engine.attention.hopper.fp32_tiles import (
-    kernel_meta,
+    LEAST,
     load_bias_tile,
     load_keys,
     load_rows,
@@ -33,15 +33,11 @@ from tritonite.engine.attention.hopper.fp32_tiles import (
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import (
     Head,
-    KeyPointers,
-    QueryPointers,
     TileSizes,
-    head_logsumexp,
-    head_row_values,
-    head_scores,
+    dq_pointers,
     key_rows,
     program_tile,
-    query_rows,
+    query_pointers,
     sequence_extent,
 )
 from tritonite.engine.attention.scores import (
@@ -74,15 +70,6 @@ class QueryRows(NamedTuple):
     excess: Any
 
 
-class BackwardBuffers(NamedTuple):
-    """bfloat16 terms in shared memory of queries, gradients of out, keys and values."""
-
-    q: Any
-    grad: Any
-    k: Any
-    v: Any
-
-
 @gluon.jit
 def _probabilities(scores, logsumexp, excess):
     """Return the probabilities of scores in nats; `excess` is None without an additive bias."""
@@ -94,7 +81,7 @@ def _probabilities(scores, logsumexp, excess):
 
 
 @gluon.jit
-def _excess(rows, logsumexp, key, bias, buffers, strides, count, factor, extent, META: gl.constexpr):
+def _excess(rows, logsumexp, pointers, buffers, strides, count, factor, extent, META: gl.constexpr):
     """Return rows' `logsumexp_excess`, from another pass over the `count` blocks of keys if any row needs one."""
     row_layout: gl.constexpr = logsumexp.type.layout
     score_layout: gl.constexpr = row_layout.parent
@@ -103,15 +90,13 @@ def _excess(rows, logsumexp, key, bias, buffers, strides, count, factor, extent,
         sums = gl.zeros((ROWS,), gl.float32, row_layout)
         for i in range(0, count):
             first = i * META.block_n
-            k = load_rows(
-                key, first, strides.key.row, extent.keys, META.head_size, META.block_n, META.block_d, META.index
-            )
+            k = load_rows(pointers.key, first, strides.key.row, extent.keys, META.block_n, False, META)
             store_parts(buffers.k, k)
             fence_async_shared()
             scores = start_small_products(buffers.q, transposed(buffers.k), score_layout)
             columns = first + gl.arange(0, META.block_n, gl.SliceLayout(0, score_layout))
             rows_i, columns_j = rows[:, None], columns[None, :]
-            bias_tile = load_bias_tile(rows_i, columns_j, bias, strides.bias, extent, META)
+            bias_tile = load_bias_tile(rows_i, columns_j, pointers.bias, strides.bias, extent, META)
             scores = start_main_product(buffers.q, transposed(buffers.k), warpgroup_mma_wait(0, deps=(scores,)))
             scores = to_scores(warpgroup_mma_wait(0, deps=(scores,)), bias_tile, factor)
             p = probabilities_in_nats(scores, logsumexp[:, None], excess[:, None], True)
@@ -122,12 +107,13 @@ def _excess(rows, logsumexp, key, bias, buffers, strides, count, factor, extent,
 
 @gluon.jit
 def _add_key_block(
-    dq, loaded, own, pointers, buffers, strides, block, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
+    state, own, pointers, buffers, strides, block, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
 ):
-    """Return (dq, keys and values of the block before) after a block of keys; `loaded` are its keys and values.
+    """Return (dq, keys and values of the block before) after a block of keys; `state` has dq and its keys and values.
 
     The gradient of its scores is stored where the bias's is asked for. `own` are the program's `QueryRows`.
     """
+    dq, loaded = state
     first, following = block * META.block_n, gl.maximum(block - 1, 0) * META.block_n
     excess = own.excess
     if excess is not None:
@@ -142,7 +128,7 @@ def _add_key_block(
     columns = first + gl.arange(0, META.block_n, gl.SliceLayout(0, score_layout))
     i, j = own.rows[:, None], columns[None, :]
     bias_tile = load_bias_tile(i, j, pointers.bias, strides.bias, extent, META)
-    loaded = load_keys(pointers.key, pointers.value, strides, following, extent.keys, META)
+    loaded = load_keys(pointers, strides, following, extent.keys, META)
     scores = start_main_product(buffers.q, transposed(buffers.k), warpgroup_mma_wait(SMALL_PRODUCTS, deps=(scores,)))
     dp = start_main_product(buffers.grad, transposed(buffers.v), warpgroup_mma_wait(1, deps=(dp,)))
     scores = to_scores(warpgroup_mma_wait(1, deps=(scores,)), bias_tile, factor)
@@ -160,20 +146,7 @@ def _add_key_block(
 @libentry()
 @gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dq_fp32(
-    operands,
-    inputs,
-    results,
-    starts,
-    strides,
-    heads,
-    batch_heads,
-    group,
-    blocks,
-    queries,
-    keys,
-    diagonal,
-    scale: tl.float64,
-    META: gl.constexpr,
+    tensors, strides, heads, batch_heads, group, blocks, queries, keys, diagonal, scale: tl.float64, META: gl.constexpr
 ):
     """Compute dq as `backward.attend_backward_dq` does, without dropout."""
     wait_for_previous_launch()
@@ -184,82 +157,62 @@ def attend_backward_dq_fp32(
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     qs, grads = shared_parts(ROWS, BLOCK_D), shared_parts(ROWS, BLOCK_V)
-    buffers = BackwardBuffers(qs, grads, shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V))
+    buffers = Buffers(qs, shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V), grads)
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
-    here, extent, first, count, masked = locate_rows(sizes, starts, META)
-    query = query_rows(operands.query, strides.query, here)
-    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
-    bias = head_scores(operands.bias, strides.bias, here)
-    grad_out, out = query_rows(inputs.grad_out, strides.grad_out, here), query_rows(inputs.out, strides.out, here)
-    logsumexp = head_logsumexp(inputs.logsumexp, strides.logsumexp, here)
-    grad_query = query_rows(results.grad_query, strides.grad_query, here)
-    grad_bias = head_scores(results.grad_bias, strides.grad_bias, here)
-    delta = head_row_values(results.delta, strides.delta, here)
-    excesses = head_row_values(results.excesses, strides.delta, here)
-    loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
-    q = load_rows(query, first, strides.query.row, extent.queries, META.head_size, ROWS, BLOCK_D, META.index)
+    here, extent, first, count, masked = locate_rows(sizes, tensors, META)
+    pointers = dq_pointers(tensors, strides, here)
+    loaded = load_keys(pointers, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
+    q = load_rows(pointers.query, first, strides.query.row, extent.queries, ROWS, False, META)
     store_parts(buffers.q, q)
-    grad = load_rows(grad_out, first, strides.grad_out.row, extent.queries, META.value_size, ROWS, BLOCK_V, META.index)
-    result = load_rows(out, first, strides.out.row, extent.queries, META.value_size, ROWS, BLOCK_V, META.index)
+    grad = load_rows(pointers.grad_out, first, strides.grad_out.row, extent.queries, ROWS, True, META)
+    result = load_rows(pointers.out, first, strides.out.row, extent.queries, ROWS, True, META)
     store_parts(buffers.grad, grad)
     row_delta = gl.convert_layout(gl.sum(grad * result, 1), row_layout)
     rows = (first + gl.arange(0, ROWS, row_layout)).to(META.index)
-    gl.store(delta + rows, row_delta, mask=rows < extent.queries)
-    row_logsumexp = load_logsumexp(logsumexp, rows, strides.logsumexp.row, extent.queries, True)
+    gl.store(pointers.delta + rows, row_delta, mask=rows < extent.queries)
+    row_logsumexp = load_logsumexp(pointers.logsumexp, rows, strides.logsumexp.row, extent.queries, True)
     factor = scale.to(gl.float32)
     excess = None
-    if excesses is not None:
-        excess = _excess(rows, row_logsumexp, key, bias, buffers, strides, count, factor, extent, META)
-        gl.store(excesses + rows, excess, mask=rows < extent.queries)
-    own, pointers = QueryRows(rows, row_logsumexp, row_delta, excess), KeyPointers(key, value, bias, grad_bias)
+    if pointers.excesses is not None:
+        excess = _excess(rows, row_logsumexp, pointers, buffers, strides, count, factor, extent, META)
+        gl.store(pointers.excesses + rows, excess, mask=rows < extent.queries)
+    own = QueryRows(rows, row_logsumexp, row_delta, excess)
     dq = gl.zeros((ROWS, BLOCK_D), gl.float32, dq_layout)
+    state = dq, loaded
     for i in range(0, masked):
-        dq, loaded = _add_key_block(
-            dq, loaded, own, pointers, buffers, strides, count - 1 - i, factor, extent, True, META
-        )
+        state = _add_key_block(state, own, pointers, buffers, strides, count - 1 - i, factor, extent, True, META)
     for i in range(masked, count):
-        dq, loaded = _add_key_block(
-            dq, loaded, own, pointers, buffers, strides, count - 1 - i, factor, extent, False, META
-        )
-    if grad_bias is not None:
+        state = _add_key_block(state, own, pointers, buffers, strides, count - 1 - i, factor, extent, False, META)
+    dq, _loaded = state
+    if pointers.grad_bias is not None:
         zeros = gl.zeros((ROWS, BLOCK_N), gl.float32, score_layout)
         for start in range(count * BLOCK_N, extent.keys, BLOCK_N):
             columns = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))
-            store_scores(grad_bias, zeros, strides.grad_bias, rows, columns, extent)
-    store_rows(grad_query, first, strides.grad_query.row, extent.queries, dq * factor, META.head_size, META.index)
+            store_scores(pointers.grad_bias, zeros, strides.grad_bias, rows, columns, extent)
+    store_rows(
+        pointers.grad_query, first, strides.grad_query.row, extent.queries, dq * factor, META.head_size, META.index
+    )
 
 
 @gluon.jit
-def _load_queries(query, grad_out, strides, first, queries, META: gl.constexpr):
+def _load_queries(pointers, strides, first, queries, META: gl.constexpr):
     """Load a block of queries and of gradients of out."""
-    q = load_rows(query, first, strides.query.row, queries, META.head_size, META.block_m, META.block_d, META.index)
-    grad = load_rows(
-        grad_out, first, strides.grad_out.row, queries, META.value_size, META.block_m, META.block_v, META.index
-    )
-    return q, grad
+    q = load_rows(pointers.query, first, strides.query.row, queries, META.block_m, False, META)
+    return q, load_rows(pointers.grad_out, first, strides.grad_out.row, queries, META.block_m, True, META)
 
 
 @gluon.jit
 def _add_query_block(
-    gradients,
-    loaded,
-    columns,
-    pointers,
-    buffers,
-    strides,
-    first,
-    following,
-    factor,
-    extent,
-    MASKED: gl.constexpr,
-    META: gl.constexpr,
+    state, columns, pointers, buffers, strides, i, order, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
 ):
-    """Return (dk, dv, next block of queries and gradients of out) after a block of queries.
+    """Return (dk, dv, next block of queries and gradients of out) after the i-th block of queries.
 
-    Tiles of scores have a row for each key. `columns` are the program's key indices, `loaded` the block's queries and
-    gradients of out; `first` and `following` are the first queries of it and of the next block.
+    Tiles of scores have a row for each key. `state` has the values before it, and its own
+    queries. `columns` are the program's key indices, `order` is (first block of queries, number of blocks).
     """
-    dk, dv = gradients
+    dk, dv, loaded = state
+    first = query_block_start(i, order[0], order[1], extent.queries, META.block_m)
+    following = query_block_start(i + 1, order[0], order[1], extent.queries, META.block_m)
     score_layout: gl.constexpr = columns.type.layout.parent
     dk_layout: gl.constexpr = dk.type.layout
     dv_layout: gl.constexpr = dv.type.layout
@@ -269,22 +222,22 @@ def _add_query_block(
     scores = start_small_products(buffers.k, transposed(buffers.q), score_layout)
     dp = start_small_products(buffers.v, transposed(buffers.grad), score_layout)
     rows = (first + gl.arange(0, META.block_m, gl.SliceLayout(0, score_layout))).to(META.index)
-    i, j = rows[None, :], columns[:, None]
-    bias_tile = load_bias_tile(i, j, pointers.bias, strides.bias, extent, META)
+    rows_i, columns_j = rows[None, :], columns[:, None]
+    bias_tile = load_bias_tile(rows_i, columns_j, pointers.bias, strides.bias, extent, META)
     logsumexp = load_logsumexp(pointers.logsumexp, rows, strides.logsumexp.row, extent.queries, True)
     delta = gl.load(pointers.delta + rows, mask=rows < extent.queries, other=0.0)
     excess = None
     if pointers.excesses is not None:
         excess = gl.load(pointers.excesses + rows, mask=rows < extent.queries, other=0.0)[None, :]
-    loaded = _load_queries(pointers.query, pointers.grad_out, strides, following, extent.queries, META)
+    loaded = _load_queries(pointers, strides, following, extent.queries, META)
     scores = start_main_product(buffers.k, transposed(buffers.q), warpgroup_mma_wait(SMALL_PRODUCTS, deps=(scores,)))
     dp = start_main_product(buffers.v, transposed(buffers.grad), warpgroup_mma_wait(1, deps=(dp,)))
     scores = to_scores(warpgroup_mma_wait(1, deps=(scores,)), bias_tile, factor)
-    p = zero_hidden(_probabilities(scores, logsumexp[None, :], excess), i, j, extent, MASKED, META)
+    p = zero_hidden(_probabilities(scores, logsumexp[None, :], excess), rows_i, columns_j, extent, MASKED, META)
     weights = in_registers(p, dv_layout)
     product = start_small_products(weights, buffers.grad, dv_layout)
     dp = warpgroup_mma_wait(SMALL_PRODUCTS, deps=(dp,))
-    ds = zero_hidden(p * (dp - delta[None, :]), i, j, extent, MASKED, META)
+    ds = zero_hidden(p * (dp - delta[None, :]), rows_i, columns_j, extent, MASKED, META)
     product = start_main_product(weights, buffers.grad, warpgroup_mma_wait(0, deps=(product,)))
     operand = in_registers(ds, dk_layout)
     dv += wait(weights, product, 0)
@@ -297,20 +250,7 @@ def _add_query_block(
 @libentry()
 @gluon.jit(do_not_specialize=TileSizes._fields)
 def attend_backward_dkdv_fp32(
-    operands,
-    inputs,
-    results,
-    starts,
-    strides,
-    heads,
-    batch_heads,
-    group,
-    blocks,
-    queries,
-    keys,
-    diagonal,
-    scale: tl.float64,
-    META: gl.constexpr,
+    tensors, strides, heads, batch_heads, group, blocks, queries, keys, diagonal, scale: tl.float64, META: gl.constexpr
 ):
     """Compute dk and dv as `backward.attend_backward_dkdv` does, without dropout; `heads` counts key heads."""
     wait_for_previous_launch()
@@ -321,50 +261,38 @@ def attend_backward_dkdv_fp32(
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     ks, vs = shared_parts(ROWS, BLOCK_D), shared_parts(ROWS, BLOCK_V)
-    buffers = BackwardBuffers(shared_parts(BLOCK_M, BLOCK_D), shared_parts(BLOCK_M, BLOCK_V), ks, vs)
+    buffers = Buffers(shared_parts(BLOCK_M, BLOCK_D), ks, vs, shared_parts(BLOCK_M, BLOCK_V))
     block, batch, kv_head = program_tile(gl.program_id(0), blocks, heads, batch_heads, group)
-    extent, first_query, first_key = sequence_extent(starts, batch, queries, keys, diagonal, META)
+    extent, first_query, first_key = sequence_extent(tensors, batch, queries, keys, diagonal, META)
     row, first, count, masked = key_tile(block, blocks, extent, ROWS, META)
     # This sequence may be shorter than the longest and have no such keys.
     count = gl.where(row < extent.keys, count, 0)
     masked = gl.minimum(masked, count)
     here = Head(block, batch, kv_head, kv_head, first_query, first_key)
-    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
-    grad_key = key_rows(results.grad_key, strides.grad_key, here)
-    grad_value = key_rows(results.grad_value, strides.grad_value, here)
-    k = load_rows(key, row, strides.key.row, extent.keys, META.head_size, ROWS, BLOCK_D, META.index)
+    key, value = key_rows(tensors.key, strides.key, here), key_rows(tensors.value, strides.value, here)
+    grad_key = key_rows(tensors.grad_key, strides.grad_key, here)
+    grad_value = key_rows(tensors.grad_value, strides.grad_value, here)
+    k = load_rows(key, row, strides.key.row, extent.keys, ROWS, False, META)
     store_parts(buffers.k, k)
-    v = load_rows(value, row, strides.value.row, extent.keys, META.value_size, ROWS, BLOCK_V, META.index)
+    v = load_rows(value, row, strides.value.row, extent.keys, ROWS, True, META)
     store_parts(buffers.v, v)
     factor = scale.to(gl.float32)
     dk = gl.zeros((ROWS, BLOCK_D), gl.float32, dk_layout)
     dv = gl.zeros((ROWS, BLOCK_V), gl.float32, dv_layout)
     columns = (row + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout))).to(META.index)
+    order = first, count
     for member in range(META.ratio):
         here = Head(block, batch, kv_head * META.ratio + member, kv_head, first_query, first_key)
-        pointers = QueryPointers(
-            query_rows(operands.query, strides.query, here),
-            query_rows(inputs.grad_out, strides.grad_out, here),
-            head_logsumexp(inputs.logsumexp, strides.logsumexp, here),
-            head_row_values(inputs.delta, strides.delta, here),
-            head_row_values(inputs.excesses, strides.delta, here),
-            head_scores(operands.bias, strides.bias, here),
-        )
+        pointers = query_pointers(tensors, strides, here)
         # Programs without blocks have no first one, whose index would be negative.
         start = gl.maximum(query_block_start(0, first, count, extent.queries, BLOCK_M), 0)
-        loaded = _load_queries(pointers.query, pointers.grad_out, strides, start, extent.queries, META)
+        loaded = _load_queries(pointers, strides, start, extent.queries, META)
+        state = dk, dv, loaded
         for i in range(0, masked):
-            start = query_block_start(i, first, count, extent.queries, BLOCK_M)
-            following = query_block_start(i + 1, first, count, extent.queries, BLOCK_M)
-            dk, dv, loaded = _add_query_block(
-                (dk, dv), loaded, columns, pointers, buffers, strides, start, following, factor, extent, True, META
-            )
+            state = _add_query_block(state, columns, pointers, buffers, strides, i, order, factor, extent, True, META)
         for i in range(masked, count):
-            start = query_block_start(i, first, count, extent.queries, BLOCK_M)
-            following = query_block_start(i + 1, first, count, extent.queries, BLOCK_M)
-            dk, dv, loaded = _add_query_block(
-                (dk, dv), loaded, columns, pointers, buffers, strides, start, following, factor, extent, False, META
-            )
+            state = _add_query_block(state, columns, pointers, buffers, strides, i, order, factor, extent, False, META)
+        dk, dv, _loaded = state
     store_rows(grad_key, row, strides.grad_key.row, extent.keys, dk * factor, META.head_size, META.index)
     store_rows(grad_value, row, strides.grad_value.row, extent.keys, dv, META.value_size, META.index)
 
@@ -383,13 +311,13 @@ def attention_backward(
     grad_bias: torch.Tensor | None = None,
 ) -> None:
     """Do what `backward.attention_backward` does, for a problem that these kernels serve."""
-    tensors = (grad_out, out, logsumexp, *grads, *(() if grad_bias is None else (grad_bias,)))
+    tensors = grad_out, out, logsumexp, *grads, grad_bias
     dq, dkdv = backward_arguments(problem, grad_out, out, logsumexp, grads, grad_bias)
     options: dict[str, Any] = {"num_warps": 4} | compiler_options(True)
     heads, blocks = problem.query.shape[1], -(-problem.queries // ROWS.value)
     attend_backward_dq_fp32[(blocks * problem.batch * heads,)](
         **(dq | tile_sizes(problem, heads, blocks, problem.group) | options),
-        META=kernel_meta(problem, ROWS.value, table.FP32.BLOCK_N, tensors),
+        META=problem.meta(table.Tile(ROWS.value, table.FP32.BLOCK_N), *tensors, least=LEAST),
         # The branch in `_excess` would cost the registers of a third program.
         maxnreg=table.CAPPED_REGISTERS if problem.adds and grad_bias is None else None,
     )
@@ -400,5 +328,5 @@ def attention_backward(
         options |= {} if capped is None else {"maxnreg": capped}
     attend_backward_dkdv_fp32[(programs,)](
         **(dkdv | tile_sizes(problem, heads, blocks, 1) | options),
-        META=kernel_meta(problem, table.FP32.BLOCK_M, ROWS.value, tensors),
+        META=problem.meta(table.Tile(table.FP32.BLOCK_M, ROWS.value), *tensors, least=LEAST),
     )

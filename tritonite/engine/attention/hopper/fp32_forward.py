@@ -6,8 +6,6 @@ multiplied, the next block is loaded into registers.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton.language as tl
 from triton.experimental import gluon
@@ -16,9 +14,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tritonite.engine.attention import table
 from tritonite.engine.attention.arguments import forward_arguments
-from tritonite.engine.attention.hopper.descriptors import ROWS
+from tritonite.engine.attention.hopper.descriptors import ROWS, Buffers
 from tritonite.engine.attention.hopper.fp32_tiles import (
-    kernel_meta,
+    LEAST,
     load_bias_tile,
     load_keys,
     load_rows,
@@ -28,13 +26,7 @@ from tritonite.engine.attention.hopper.fp32_tiles import (
     to_scores,
 )
 from tritonite.engine.attention.problem import Problem, compiler_options
-from tritonite.engine.attention.prologue import (
-    TileSizes,
-    head_logsumexp,
-    head_scores,
-    key_rows,
-    query_rows,
-)
+from tritonite.engine.attention.prologue import Tensors, TileSizes, head_logsumexp, head_scores, key_rows, query_rows
 from tritonite.engine.attention.scores import visible_scores
 from tritonite.engine.gemm.kernels.hopper_fp32 import (
     in_registers,
@@ -49,26 +41,20 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
 
-class ForwardInputs(NamedTuple):
-    """Pointers to a head's keys, values and bias, and the program's query indices."""
-
-    key: Any
-    value: Any
-    bias: Any
-    rows: Any
-
-
-class ForwardBuffers(NamedTuple):
-    """bfloat16 terms in shared memory: the program's queries, a block of keys, a block of values."""
-
-    q: Any
-    k: Any
-    v: Any
-
-
 @gluon.jit
 def _attend_block(
-    state, loaded, inputs, buffers, strides, first, following, factor, extent, MASKED: gl.constexpr, META: gl.constexpr
+    state,
+    loaded,
+    rows,
+    inputs,
+    buffers,
+    strides,
+    first,
+    following,
+    factor,
+    extent,
+    MASKED: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Return (accumulator, row max, row sum, next block of keys and values) after a block of keys.
 
@@ -83,9 +69,9 @@ def _attend_block(
     fence_async_shared()
     scores = start_small_products(buffers.q, transposed(buffers.k), score_layout)
     columns = first + gl.arange(0, META.block_n, gl.SliceLayout(0, score_layout))
-    i, j = inputs.rows[:, None], columns[None, :]
+    i, j = rows[:, None], columns[None, :]
     bias_tile = load_bias_tile(i, j, inputs.bias, strides.bias, extent, META)
-    loaded = load_keys(inputs.key, inputs.value, strides, following, extent.keys, META)
+    loaded = load_keys(inputs, strides, following, extent.keys, META)
     scores = start_main_product(buffers.q, transposed(buffers.k), warpgroup_mma_wait(0, deps=(scores,)))
     scores = to_scores(warpgroup_mma_wait(0, deps=(scores,)), bias_tile, factor)
     if MASKED:
@@ -105,9 +91,7 @@ def _attend_block(
 @libentry()
 @gluon.jit(do_not_specialize=[*TileSizes._fields, "padded"])
 def attend_fp32(
-    operands,
-    results,
-    starts,
+    tensors,
     strides,
     heads,
     batch_heads,
@@ -128,42 +112,40 @@ def attend_fp32(
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
-    buffers = ForwardBuffers(
-        shared_parts(ROWS, BLOCK_D), shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V)
-    )
+    buffers = Buffers(shared_parts(ROWS, BLOCK_D), shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V))
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
-    here, extent, first, count, masked = locate_rows(sizes, starts, META)
-    query = query_rows(operands.query, strides.query, here)
-    key, value = key_rows(operands.key, strides.key, here), key_rows(operands.value, strides.value, here)
-    bias = head_scores(operands.bias, strides.bias, here)
-    loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
-    q = load_rows(query, first, strides.query.row, extent.queries, META.head_size, ROWS, BLOCK_D, META.index)
+    here, extent, first, count, masked = locate_rows(sizes, tensors, META)
+    query = query_rows(tensors.query, strides.query, here)
+    key, value = key_rows(tensors.key, strides.key, here), key_rows(tensors.value, strides.value, here)
+    bias = head_scores(tensors.bias, strides.bias, here)
+    inputs = Tensors(key=key, value=value, bias=bias)
+    loaded = load_keys(inputs, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
+    q = load_rows(query, first, strides.query.row, extent.queries, ROWS, False, META)
     store_parts(buffers.q, q)
     rows = (first + gl.arange(0, ROWS, row_layout)).to(META.index)
     factor = scale.to(gl.float32)
     acc = gl.zeros((ROWS, BLOCK_V), gl.float32, acc_layout)
     m_i = gl.full((ROWS,), float("-inf"), gl.float32, row_layout)
     l_i = gl.zeros((ROWS,), gl.float32, row_layout)
-    inputs = ForwardInputs(key, value, bias, rows)
     for i in range(0, masked):
         start, following = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N
         acc, m_i, l_i, loaded = _attend_block(
-            (acc, m_i, l_i), loaded, inputs, buffers, strides, start, following, factor, extent, True, META
+            (acc, m_i, l_i), loaded, rows, inputs, buffers, strides, start, following, factor, extent, True, META
         )
     for i in range(masked, count):
         start, following = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N
         acc, m_i, l_i, loaded = _attend_block(
-            (acc, m_i, l_i), loaded, inputs, buffers, strides, start, following, factor, extent, False, META
+            (acc, m_i, l_i), loaded, rows, inputs, buffers, strides, start, following, factor, extent, False, META
         )
     no_keys = l_i == 0
     l_i = gl.where(no_keys, 1.0, l_i)
     acc = acc / gl.convert_layout(l_i, gl.SliceLayout(1, acc_layout))[:, None]
-    out = query_rows(results.out, strides.out, here)
+    out = query_rows(tensors.out, strides.out, here)
     store_rows(out, first, strides.out.row, extent.queries, acc, META.value_size, META.index)
-    if results.logsumexp is not None:
+    if tensors.logsumexp is not None:
         found = gl.where(no_keys, float(META.empty), m_i + gl.log(l_i))
         found = gl.where(rows < extent.queries, found, float("inf"))
-        logsumexp = head_logsumexp(results.logsumexp, strides.logsumexp, here)
+        logsumexp = head_logsumexp(tensors.logsumexp, strides.logsumexp, here)
         gl.store(logsumexp + rows * strides.logsumexp.row, found, mask=rows < gl.maximum(extent.queries, padded))
 
 
@@ -175,5 +157,5 @@ def serves(problem: Problem, out: torch.Tensor) -> bool:
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
     """Do what `forward.attention` does, for a problem that this kernel serves."""
     programs, arguments = forward_arguments(problem, out, logsumexp, ROWS.value)
-    meta = kernel_meta(problem, ROWS.value, table.FP32.BLOCK_N, (out,), empty)
+    meta = problem.meta(table.Tile(ROWS.value, table.FP32.BLOCK_N), out, empty=empty, least=LEAST)
     attend_fp32[(programs,)](**arguments, META=meta, num_warps=4, **compiler_options(True))

@@ -7,63 +7,53 @@ shared memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritonite import devices
-from tritonite.engine.attention import table
 from tritonite.engine.attention.hopper.backward_dq import query_tile
 from tritonite.engine.attention.hopper.descriptors import ROWS
-from tritonite.engine.attention.problem import AttentionMeta, Problem, dot_precision
+from tritonite.engine.attention.problem import Problem, dot_precision
 from tritonite.engine.attention.prologue import locate_queries
 from tritonite.engine.attention.scores import add_bias, load_bias, visible_scores
 
 # Smallest and largest block_d and block_v.
-_LEAST, _MOST = 32, 64
+LEAST, _MOST = 32, 64
 
 
 @gluon.jit
-def locate_rows(sizes, starts, META: gl.constexpr):
+def locate_rows(sizes, tensors, META: gl.constexpr):
     """Return (`Head`, `Extent`, first query, blocks of keys, how many of the first ones need a mask) of a program.
 
     No blocks are left where a packed sequence has no such queries.
     """
-    here, extent = locate_queries(sizes, starts, META)
+    here, extent = locate_queries(sizes, tensors, META)
     first, count, masked = query_tile(here.block, extent, ROWS, META)
     count = gl.where(first < extent.queries, count, 0)
     return here, extent, first, count, gl.minimum(masked, count)
 
 
 @gluon.jit
-def load_rows(
-    pointer,
-    first,
-    stride,
-    count,
-    SIZE: gl.constexpr,
-    ROWS_OF: gl.constexpr,
-    BLOCK: gl.constexpr,
-    INDEX: gl.constexpr,
-):
-    """Load ROWS_OF rows of SIZE contiguous elements as a tile of BLOCK columns; rows from `count` on are 0."""
+def load_rows(pointer, first, stride, count, COUNT: gl.constexpr, OF_VALUES: gl.constexpr, META: gl.constexpr):
+    """Load COUNT rows of a head's elements, or OF_VALUES, as a tile of padded columns; rows from `count` on are 0."""
+    SIZE: gl.constexpr = META.value_size if OF_VALUES else META.head_size
+    BLOCK: gl.constexpr = META.block_v if OF_VALUES else META.block_d
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BLOCK, BLOCK // 4], [4, 1], [1, 0])
-    rows = first + gl.arange(0, ROWS_OF, gl.SliceLayout(1, layout))
+    rows = first + gl.arange(0, COUNT, gl.SliceLayout(1, layout))
     columns = gl.arange(0, BLOCK, gl.SliceLayout(0, layout))
     mask = (rows < count)[:, None]
     if SIZE < BLOCK:
         mask = mask & (columns < SIZE)[None, :]
-    return gl.load(pointer + (rows.to(INDEX) * stride)[:, None] + columns[None, :], mask=mask, other=0.0)
+    return gl.load(pointer + (rows.to(META.index) * stride)[:, None] + columns[None, :], mask=mask, other=0.0)
 
 
 @gluon.jit
-def load_keys(key, value, strides, first, keys, META: gl.constexpr):
+def load_keys(pointers, strides, first, keys, META: gl.constexpr):
     """Load a block of keys and of values."""
-    k = load_rows(key, first, strides.key.row, keys, META.head_size, META.block_n, META.block_d, META.index)
-    v = load_rows(value, first, strides.value.row, keys, META.value_size, META.block_n, META.block_v, META.index)
-    return k, v
+    k = load_rows(pointers.key, first, strides.key.row, keys, META.block_n, False, META)
+    return k, load_rows(pointers.value, first, strides.value.row, keys, META.block_n, True, META)
 
 
 @gluon.jit
@@ -114,11 +104,3 @@ def serves_operands(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
         and problem.size <= _MOST
         and all([tensor.numel() > 0 and (tensor.stride(3) == 1 or tensor.shape[3] == 1) for tensor in every])
     )
-
-
-def kernel_meta(
-    problem: Problem, queries: int, keys: int, tensors: Sequence[torch.Tensor], empty: str = "inf"
-) -> AttentionMeta:
-    """Return the facts of a kernel with tiles of `queries` and `keys` that also reads or writes `tensors`."""
-    meta = problem.meta(table.Tile(queries, keys), *tensors, empty=empty)
-    return replace(meta, block_d=max(_LEAST, meta.block_d), block_v=max(_LEAST, meta.block_v))
