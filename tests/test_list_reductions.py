@@ -11,7 +11,7 @@ from conftest import FULL, calls_through
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.lists import reduce
+from tritonite.engine.lists import reduce, table
 from tritonite.optim import clip
 
 ATEN = torch.ops.aten
@@ -180,7 +180,7 @@ def test_partial_states_are_combined_in_one_order(device, monkeypatch):
     """A tensor takes many programs of several blocks, and every call gives the same bits."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, programs=1))
     monkeypatch.setattr(reduce, "_BLOCK", 64)
-    monkeypatch.setattr(reduce, "_WAVES", 16)
+    monkeypatch.setattr(table, "_WAVES", 16)
     monkeypatch.setattr(reduce, "_FEW_STATES", (2, 4))
     monkeypatch.setattr(reduce, "_MANY_STATES", (1, 8))
     xs = [torch.randn(3000, device=device), torch.randn(10, device=device), torch.randn(600, device=device).half()]

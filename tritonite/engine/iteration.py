@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -226,6 +226,20 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         for start, tensor in zip(starts, (a, b), strict=True)
     ]
     return starts[0] < ends[1] and starts[1] < ends[0]
+
+
+def shares_written_memory(spans: Iterable[tuple[int, int, bool]]) -> bool:
+    """Return whether one of the spans that are written shares memory with any other.
+
+    A span is (first address, address after the last byte, whether it is written).
+    """
+    end = written_end = 0
+    for start, stop, written in sorted(spans):
+        if start < written_end or (written and start < end):
+            return True
+        end = max(end, stop)
+        written_end = max(written_end, stop) if written else written_end
+    return False
 
 
 def power_of_2(n: int) -> int:

@@ -17,12 +17,12 @@ from tritonite.engine.iteration import (
     contiguous_strides,
     is_dense,
     never_overlaps_itself,
-    power_of_2,
     same_strides,
+    shares_written_memory,
     span,
 )
 from tritonite.engine.lists.kernels import ListLayout, ListOperand, elementwise_list
-from tritonite.engine.lists.table import Table
+from tritonite.engine.lists.table import Table, choose_blocks
 from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.pointwise.layout import VARIANTS
 from tritonite.engine.pointwise.promotion import ConstantKind, Kind, TensorKind, Typed, types_of
@@ -32,8 +32,6 @@ from tritonite.runtime.contract import empty_strided
 from tritonite.runtime.launch import ASSERTING, Launch, Specialization, flatten
 from tritonite.runtime.symbols import number_type
 
-# Programs of a launch, in units of the programs that fill the device, up to which a program handles one block.
-_WAVES = 4
 # Triton's names of its types in signatures.
 _TYPE_NAMES = {TRITON_DTYPES[dtype]: name for dtype, name in TRITON_NAMES.items()}
 # The most blocks of a program.
@@ -235,7 +233,7 @@ def _allocated(kernel: Pointwise, typed: Typed, member: _Item, device: torch.dev
 def _overlap(items: Sequence[_Item], singles: Sequence[torch.Tensor]) -> bool:
     """Return whether an output shares memory with anything but the tensors at its own index that start where it does.
 
-    Tensors of a list are then computed one after the other, as ATen's loop over the list does.
+    ATen computes the tensors of such lists one after the other, and one launch would not.
     """
     spans: dict[tuple[int, int, int], bool] = {}
     for index, values, outs, _ in items:
@@ -247,13 +245,7 @@ def _overlap(items: Sequence[_Item], singles: Sequence[torch.Tensor]) -> bool:
                     spans[key] = spans.get(key, False) or written
     for x in singles:
         spans[x.data_ptr(), x.data_ptr() + x.itemsize, -1] = False
-    end, written_end = 0, 0
-    for (start, stop, _), written in sorted(spans.items()):
-        if start < written_end or (written and start < end):
-            return True
-        end = max(end, stop)
-        written_end = max(written_end, stop) if written else written_end
-    return False
+    return shares_written_memory([(start, stop, written) for (start, stop, _), written in spans.items()])
 
 
 def _launch(
@@ -265,7 +257,9 @@ def _launch(
 ) -> None:
     """Write the table of a group, and launch its formula."""
     sizes = [own[0].numel() for own in results]
-    block, steps = _blocks(max([x.itemsize for x in (*members[0].tensors(), *results[0])]), sizes)
+    itemsize = max([x.itemsize for x in (*members[0].tensors(), *results[0])])
+    largest = min(2048, devices.current.flat_bytes // max(itemsize, 2))
+    block, steps = choose_blocks(largest, sizes, _MOST_STEPS)
     table = Table(sizes, block * steps)
     operands: list[Any] = []
     parameters, number_rows = [], []
@@ -311,15 +305,6 @@ def _launch(
 def _is_column(members: Sequence[_Item], i: int, column: Sequence[torch.Tensor]) -> bool:
     """Return whether argument `i` of each tensor is that of `column`."""
     return all([member.values[i] is x for member, x in zip(members, column, strict=True)])
-
-
-def _blocks(itemsize: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """Return (elements of a block, blocks of a program) for tensors of these sizes, of elements of `itemsize` bytes."""
-    device = devices.current
-    block = min(2048, device.flat_bytes // max(itemsize, 2))
-    block = min(block, max(32, power_of_2(max(sizes))))
-    steps = sum(sizes) // (block * device.programs * _WAVES)
-    return block, min(max(power_of_2(steps + 1) // 2, 1), _MOST_STEPS)
 
 
 @functools.lru_cache(maxsize=VARIANTS)

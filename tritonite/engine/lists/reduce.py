@@ -9,7 +9,14 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.iteration import common_device, is_dense, never_overlaps_itself, output_strides, power_of_2, span
+from tritonite.engine.iteration import (
+    common_device,
+    is_dense,
+    never_overlaps_itself,
+    output_strides,
+    shares_written_memory,
+    span,
+)
 from tritonite.engine.lists.reduce_kernels import (
     INPUTS,
     ReduceListMeta,
@@ -18,14 +25,12 @@ from tritonite.engine.lists.reduce_kernels import (
     reduce_list,
     scale_list,
 )
-from tritonite.engine.lists.table import Table
+from tritonite.engine.lists.table import Table, choose_blocks
 from tritonite.engine.movement import move
 from tritonite.engine.rows.declare import Reduction
 from tritonite.errors import Decline
 from tritonite.runtime.contract import empty, empty_strided, settings
 
-# Programs of a launch, in units of the programs that fill the device, up to which a program handles one block.
-_WAVES = 4
 # The most blocks of a program.
 _MOST_STEPS = 16
 # Elements of the largest block.
@@ -235,9 +240,7 @@ def _blocks(sizes: Sequence[int]) -> tuple[int, int]:
     if settings().invariant:
         # The order of a tensor's sum must not depend on other tensors.
         return _BLOCK, _MOST_STEPS
-    block = min(_BLOCK, max(32, power_of_2(max(sizes))))
-    steps = sum(sizes) // (block * devices.current.programs * _WAVES)
-    return block, min(max(power_of_2(steps + 1) // 2, 1), _MOST_STEPS)
+    return choose_blocks(_BLOCK, sizes, _MOST_STEPS)
 
 
 def _is_aligned(x: torch.Tensor) -> bool:
@@ -277,9 +280,5 @@ def _check_written(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]
             if x.numel():
                 start = x.data_ptr()
                 spans.append((start, start + span(x.shape, x.stride()) * x.itemsize, writes))
-    end = written_end = 0
-    for start, stop, writes in sorted(spans):
-        if start < written_end or (writes and start < end):
-            raise Decline("a written tensor shares memory with another tensor of the call")
-        end = max(end, stop)
-        written_end = max(written_end, stop) if writes else written_end
+    if shares_written_memory(spans):
+        raise Decline("a written tensor shares memory with another tensor of the call")

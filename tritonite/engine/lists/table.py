@@ -16,14 +16,27 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.engine.iteration import power_of_2
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, filling
 from tritonite.runtime.launch import Launch, Specialization, flatten
 
 # The numbers of a launch of `write_table`. The largest fill the 4 KiB of arguments that every CUDA device takes.
 _CAPACITIES = (32, 128, 480)
-# The rows of a table that every list has, before the rows of addresses and those of numbers.
-ENDS, SIZES = tl.constexpr(0), tl.constexpr(1)
+# The row of the tensors' sizes.
+SIZES = tl.constexpr(1)
+# Programs of a launch, in units of the programs that fill the device, up to which a program handles one block.
+_WAVES = 4
+
+
+def choose_blocks(largest: int, sizes: Sequence[int], most_steps: int) -> tuple[int, int]:
+    """Return (elements of a block, blocks of a program) for tensors of these sizes.
+
+    A block has up to `largest` elements, and a program up to `most_steps` blocks.
+    """
+    block = min(largest, max(32, power_of_2(max(sizes))))
+    steps = sum(sizes) // (block * devices.current.programs * _WAVES)
+    return block, min(max(power_of_2(steps + 1) // 2, 1), most_steps)
 
 
 @triton.jit
@@ -67,7 +80,7 @@ def _writer(capacity: int, kind: str) -> Specialization:
 class Table:
     """A table of `count` tensors: int64 rows of `count` elements each, one row a fact.
 
-    Row ENDS has the program where those of each tensor end, row SIZES the elements of each tensor. Next come rows of
+    Row 0 has the program where those of each tensor end, row SIZES the elements of each tensor. Next come rows of
     addresses, then rows of numbers: int64, or the bits of float64.
 
     Args:
