@@ -230,8 +230,8 @@ def _check_settings(name: str, settings: dict[str, Any]) -> None:
                 raise InvalidDeclaration(name=name, reason=f"{public}[{i}] is {item!r}, not {expected}")
 
 
-class _Overload(NamedTuple):
-    """One registered overload of a PointwiseFunction.
+class Overload(NamedTuple):
+    """One registered overload of an operator that is made of a scalar function.
 
     Attributes:
         registered: the overload in torch.ops.
@@ -242,6 +242,15 @@ class _Overload(NamedTuple):
     registered: Any
     op: Op
     kernel: Callable[..., Any] | None
+
+
+def registered_overload(declaration: Declaration) -> Overload:
+    """Register the overload of a declaration with PyTorch, and return it."""
+    library.register([declaration])
+    (name,) = declaration.packets
+    op = library.registered()[name]
+    kernel = None if override.native_dispatcher() is not None else python.override(op, None)
+    return Overload(library.overload_of(name), op, kernel)
 
 
 class PointwiseFunction:
@@ -283,7 +292,7 @@ class PointwiseFunction:
             methods=methods,
         )
         self._gradient: PointwiseFunction | None = None
-        self._overloads: dict[tuple[str, ...], _Overload] = {}
+        self._overloads: dict[tuple[str, ...], Overload] = {}
         self._call_it(f"{formula.fn.__module__}_{formula.fn.__qualname__}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -391,7 +400,7 @@ class PointwiseFunction:
             if not isinstance(out, torch.Tensor):
                 raise InvalidArgument(name=self.operator, expected="a tensor", parameter=name, given=repr(out))
 
-    def _overload(self, pattern: tuple[str, ...], values: Sequence[Any] = ()) -> _Overload:
+    def _overload(self, pattern: tuple[str, ...], values: Sequence[Any] = ()) -> Overload:
         """Return the overload for a pattern of argument kinds ("Tensor", "Scalar", "None"), registered on first use.
 
         Raises Unsupported for a tensor where a number is declared, or an argument that is neither.
@@ -404,13 +413,7 @@ class PointwiseFunction:
                 raise Unsupported(name=self.operator, reason=f"{parameter} is a {given}, not a tensor or a number")
         with _lock:
             if pattern not in self._overloads:
-                declaration = self._declaration(pattern)
-                library.register([declaration])
-                (name,) = declaration.packets
-                op = library.registered()[name]
-                native = override.native_dispatcher() is not None
-                kernel = None if native else python.override(op, None)
-                self._overloads[pattern] = _Overload(library.overload_of(name), op, kernel)
+                self._overloads[pattern] = registered_overload(self._declaration(pattern))
         return self._overloads[pattern]
 
     def _declaration(self, pattern: tuple[str, ...]) -> Declaration:

@@ -7,18 +7,18 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tritonite import devices
 from tritonite.dtypes import FLOATS, Promotion
-from tritonite.dynamic import compiled_formula, scalar_function
+from tritonite.dynamic import Overload, compiled_formula, registered_overload, scalar_function
 from tritonite.engine.lists.elementwise import Elements, Numbers, apply
 from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.errors import InvalidDeclaration, Unsupported
-from tritonite.install import direct, library, override, python
-from tritonite.registry import Declaration, HostFunction, LibraryFormulas, Op
+from tritonite.install import direct
+from tritonite.registry import Declaration, HostFunction, LibraryFormulas
 from tritonite.runtime.locks import fork_safe_lock
 
 _NAMESPACE = "tritonite_optim"
@@ -74,20 +74,6 @@ def rule(
     return Rule(function, **settings)
 
 
-class _Overload(NamedTuple):
-    """One registered overload of a rule.
-
-    Attributes:
-        registered: the overload in torch.ops.
-        op: the registry's record of the overload.
-        kernel: a function that bypasses the dispatcher; None with the native dispatcher.
-    """
-
-    registered: Any
-    op: Op
-    kernel: Callable[..., Any] | None
-
-
 class Rule:
     """An optimiser's update, made by `rule`. Calls update lists of parameters and states in place.
 
@@ -124,7 +110,7 @@ class Rule:
         self._roles = {name: roles[name] for name in self.names}
         self._lists = frozenset((*self.names[:2], *state, *elements))
         self._kernels: dict[tuple[str, ...], Pointwise] = {}
-        self._overloads: dict[tuple[str, ...], _Overload] = {}
+        self._overloads: dict[tuple[str, ...], Overload] = {}
         module = "" if plain.__module__ == _BUILT_IN else f"{plain.__module__}_"
         own = re.sub(r"\W+", "_", f"{module}{plain.__qualname__}").strip("_")
         with _lock:
@@ -207,17 +193,11 @@ class Rule:
     def __repr__(self) -> str:
         return f"<rule {self.operator}>"
 
-    def _overload(self, pattern: tuple[str, ...]) -> _Overload:
+    def _overload(self, pattern: tuple[str, ...]) -> Overload:
         """Return the overload for a pattern of argument types, registered on first use."""
         with _lock:
             if pattern not in self._overloads:
-                declaration = self.declaration(pattern)
-                library.register([declaration])
-                (name,) = declaration.packets
-                op = library.registered()[name]
-                native = override.native_dispatcher() is not None
-                kernel = None if native else python.override(op, None)
-                self._overloads[pattern] = _Overload(library.overload_of(name), op, kernel)
+                self._overloads[pattern] = registered_overload(self.declaration(pattern))
         return self._overloads[pattern]
 
     def declaration(self, pattern: tuple[str, ...]) -> Declaration:
