@@ -51,7 +51,7 @@ class Phase:
 
 def _bert(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     """MiniLM-L6-v2, with pretrained weights if their package is installed."""
-    from transformers import BertConfig, BertModel
+    from transformers import BertModel
 
     longest, length = 512, tokens.shape[1] - 1
     if length > longest:
@@ -60,18 +60,16 @@ def _bert(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     if folder is not None:
         model = BertModel.from_pretrained(folder, dtype=dtype).eval().to(tritonite.device)
     else:
-        sizes = (128, 32, 64, 1, 2) if tiny else (30522, 384, 1536, 6, 12)
-        model = _random_weights(BertConfig(**_sized(sizes), dtype=dtype), "AutoModel", tiny)
+        model = _random_weights(_bert_config(dtype, tiny), "AutoModel", tiny)
     words = tokens[:, :-1] % model.config.vocab_size
     return [Phase("prefill", length, lambda: model(words).last_hidden_state)]
 
 
 def _llama(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     """Llama-3.2-1B with random weights: prefill of the prompt, and decoding of one token after it."""
-    from transformers import DynamicCache, LlamaConfig
+    from transformers import DynamicCache
 
-    sizes = (128, 32, 64, 1, 4, 2) if tiny else (128256, 2048, 8192, 16, 32, 8)
-    config = LlamaConfig(**_sized(sizes), max_position_embeddings=2**17, tie_word_embeddings=True, dtype=dtype)
+    config = _llama_config(dtype, tiny)
     model = _random_weights(config, "AutoModelForCausalLM", tiny)
     words, following = (tokens % config.vocab_size).tensor_split([-1], 1)
     cache = DynamicCache()
@@ -158,6 +156,19 @@ MODELS: dict[str, Callable[[torch.dtype, torch.Tensor, bool], list[Phase]]] = {
 }
 
 
+def _bert_config(dtype: torch.dtype, tiny: bool) -> Any:
+    from transformers import BertConfig
+
+    return BertConfig(**_sized((128, 32, 64, 1, 2) if tiny else (30522, 384, 1536, 6, 12)), dtype=dtype)
+
+
+def _llama_config(dtype: torch.dtype, tiny: bool) -> Any:
+    from transformers import LlamaConfig
+
+    sizes = (128, 32, 64, 1, 4, 2) if tiny else (128256, 2048, 8192, 16, 32, 8)
+    return LlamaConfig(**_sized(sizes), max_position_embeddings=2**17, tie_word_embeddings=True, dtype=dtype)
+
+
 def _sized(sizes: Sequence[int]) -> dict[str, int]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     return dict(zip(("vocab_size", *names), sizes, strict=False))
@@ -176,20 +187,14 @@ def _random_weights(config: Any, kind: str, tiny: bool) -> Any:
 
 def _llama_step(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     """A training step of Llama-3.2-1B with random weights: loss, gradients, and a step of AdamW."""
-    from transformers import LlamaConfig
-
-    sizes = (128, 32, 64, 1, 4, 2) if tiny else (128256, 2048, 8192, 16, 32, 8)
-    config = LlamaConfig(**_sized(sizes), max_position_embeddings=2**17, tie_word_embeddings=True, dtype=dtype)
+    config = _llama_config(dtype, tiny)
     model = _random_weights(config, "AutoModelForCausalLM", tiny)
     return [_training(model, model.model.layers[0].input_layernorm.weight, tokens[:, :-1] % config.vocab_size)]
 
 
 def _bert_step(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     """A training step of a MiniLM-L6 with random weights and a head over the vocabulary."""
-    from transformers import BertConfig
-
-    sizes = (128, 32, 64, 1, 2) if tiny else (30522, 384, 1536, 6, 12)
-    model = _random_weights(BertConfig(**_sized(sizes), dtype=dtype), "AutoModelForMaskedLM", tiny)
+    model = _random_weights(_bert_config(dtype, tiny), "AutoModelForMaskedLM", tiny)
     words = tokens[:, :-1][:, :512] % model.config.vocab_size
     return [_training(model, model.bert.embeddings.LayerNorm.weight, words)]
 
