@@ -21,10 +21,13 @@ from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import (
     Extent,
     Head,
+    Tensors,
     TileSizes,
-    dq_pointers,
+    head_logsumexp,
+    head_row_values,
+    head_scores,
     key_rows,
-    query_pointers,
+    query_rows,
     sequence_extent,
 )
 from tritonite.engine.attention.scores import (
@@ -169,7 +172,19 @@ def attend_backward_dq(
     if META.dropout != "":
         flat_head = here.batch * heads + here.head
         draws = head_draws(seed, offset, memory, dropout_p, flat_head, extent.queries, extent.keys, META)
-    pointers = dq_pointers(tensors, strides, here)
+    pointers = Tensors(
+        query=query_rows(tensors.query, strides.query, here),
+        key=key_rows(tensors.key, strides.key, here),
+        value=key_rows(tensors.value, strides.value, here),
+        bias=head_scores(tensors.bias, strides.bias, here),
+        grad_out=query_rows(tensors.grad_out, strides.grad_out, here),
+        out=query_rows(tensors.out, strides.out, here),
+        logsumexp=head_logsumexp(tensors.logsumexp, strides.logsumexp, here),
+        grad_query=query_rows(tensors.grad_query, strides.grad_query, here),
+        grad_bias=head_scores(tensors.grad_bias, strides.grad_bias, here),
+        delta=head_row_values(tensors.delta, strides.delta, here),
+        excesses=head_row_values(tensors.excesses, strides.delta, here),
+    )
     q = load_rows(pointers.query, rows, strides.query.row, extent.queries, META.head_size, BLOCK_D, True)
     grad = load_rows(pointers.grad_out, rows, strides.grad_out.row, extent.queries, META.value_size, META.block_v, True)
     result = load_rows(pointers.out, rows, strides.out.row, extent.queries, META.value_size, META.block_v, True)
@@ -295,7 +310,14 @@ def attend_backward_dkdv(
     extent = Extent(queries, keys, diagonal)
     for member in range(META.ratio):
         here = Head(block, batch, kv_head * META.ratio + member, kv_head, first_query, first_key)
-        pointers = query_pointers(tensors, strides, here)
+        pointers = Tensors(
+            query=query_rows(tensors.query, strides.query, here),
+            bias=head_scores(tensors.bias, strides.bias, here),
+            grad_out=query_rows(tensors.grad_out, strides.grad_out, here),
+            logsumexp=head_logsumexp(tensors.logsumexp, strides.logsumexp, here),
+            delta=head_row_values(tensors.delta, strides.delta, here),
+            excesses=head_row_values(tensors.excesses, strides.delta, here),
+        )
         draws = None
         if META.dropout != "":
             flat_head = (batch * heads) * META.ratio + here.head

@@ -191,7 +191,8 @@ def head_logsumexp(pointer, strides, here):
 @triton.jit
 def head_scores(pointer, strides, here):
     """Advance a pointer into (batch, heads, queries, keys) to a head; None stays None."""
-    # A local variable, because Triton 3.6 returns no None that is an argument.
+    # A local variable, because Triton 3.6 returns no None that is an argument. It returns no record with None either,
+    # so kernels fill their `Tensors` themselves.
     found = None
     if pointer is not None:
         found = pointer + (here.batch * strides.batch + here.head * strides.head)
@@ -205,34 +206,3 @@ def head_row_values(pointer, strides, here):
     if pointer is not None:
         found = pointer + (here.batch * strides.batch + here.head * strides.head + here.first_query)
     return found
-
-
-@triton.jit
-def dq_pointers(tensors, strides, here):
-    """Advance the tensors of a backward_dq kernel to a head's rows."""
-    return Tensors(
-        query=query_rows(tensors.query, strides.query, here),
-        key=key_rows(tensors.key, strides.key, here),
-        value=key_rows(tensors.value, strides.value, here),
-        bias=head_scores(tensors.bias, strides.bias, here),
-        grad_out=query_rows(tensors.grad_out, strides.grad_out, here),
-        out=query_rows(tensors.out, strides.out, here),
-        logsumexp=head_logsumexp(tensors.logsumexp, strides.logsumexp, here),
-        grad_query=query_rows(tensors.grad_query, strides.grad_query, here),
-        grad_bias=head_scores(tensors.grad_bias, strides.grad_bias, here),
-        delta=head_row_values(tensors.delta, strides.delta, here),
-        excesses=head_row_values(tensors.excesses, strides.delta, here),
-    )
-
-
-@triton.jit
-def query_pointers(tensors, strides, here):
-    """Advance the tensors that a backward_dkdv kernel reads for queries to a head's rows."""
-    return Tensors(
-        query=query_rows(tensors.query, strides.query, here),
-        grad_out=query_rows(tensors.grad_out, strides.grad_out, here),
-        logsumexp=head_logsumexp(tensors.logsumexp, strides.logsumexp, here),
-        delta=head_row_values(tensors.delta, strides.delta, here),
-        excesses=head_row_values(tensors.excesses, strides.delta, here),
-        bias=head_scores(tensors.bias, strides.bias, here),
-    )

@@ -33,11 +33,14 @@ from tritonite.engine.attention.hopper.fp32_tiles import (
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import (
     Head,
+    Tensors,
     TileSizes,
-    dq_pointers,
+    head_logsumexp,
+    head_row_values,
+    head_scores,
     key_rows,
     program_tile,
-    query_pointers,
+    query_rows,
     sequence_extent,
 )
 from tritonite.engine.attention.scores import (
@@ -160,7 +163,19 @@ def attend_backward_dq_fp32(
     buffers = Buffers(qs, shared_parts(BLOCK_N, BLOCK_D), shared_parts(BLOCK_N, BLOCK_V), grads)
     sizes = TileSizes(heads, batch_heads, group, blocks, queries, keys, diagonal)
     here, extent, first, count, masked = locate_rows(sizes, tensors, META)
-    pointers = dq_pointers(tensors, strides, here)
+    pointers = Tensors(
+        query=query_rows(tensors.query, strides.query, here),
+        key=key_rows(tensors.key, strides.key, here),
+        value=key_rows(tensors.value, strides.value, here),
+        bias=head_scores(tensors.bias, strides.bias, here),
+        grad_out=query_rows(tensors.grad_out, strides.grad_out, here),
+        out=query_rows(tensors.out, strides.out, here),
+        logsumexp=head_logsumexp(tensors.logsumexp, strides.logsumexp, here),
+        grad_query=query_rows(tensors.grad_query, strides.grad_query, here),
+        grad_bias=head_scores(tensors.grad_bias, strides.grad_bias, here),
+        delta=head_row_values(tensors.delta, strides.delta, here),
+        excesses=head_row_values(tensors.excesses, strides.delta, here),
+    )
     loaded = load_keys(pointers, strides, gl.maximum(count - 1, 0) * BLOCK_N, extent.keys, META)
     q = load_rows(pointers.query, first, strides.query.row, extent.queries, ROWS, False, META)
     store_parts(buffers.q, q)
@@ -283,7 +298,14 @@ def attend_backward_dkdv_fp32(
     order = first, count
     for member in range(META.ratio):
         here = Head(block, batch, kv_head * META.ratio + member, kv_head, first_query, first_key)
-        pointers = query_pointers(tensors, strides, here)
+        pointers = Tensors(
+            query=query_rows(tensors.query, strides.query, here),
+            bias=head_scores(tensors.bias, strides.bias, here),
+            grad_out=query_rows(tensors.grad_out, strides.grad_out, here),
+            logsumexp=head_logsumexp(tensors.logsumexp, strides.logsumexp, here),
+            delta=head_row_values(tensors.delta, strides.delta, here),
+            excesses=head_row_values(tensors.excesses, strides.delta, here),
+        )
         # Programs without blocks have no first one, whose index would be negative.
         start = gl.maximum(query_block_start(0, first, count, extent.queries, BLOCK_M), 0)
         loaded = _load_queries(pointers, strides, start, extent.queries, META)
