@@ -1,5 +1,4 @@
 """Fused operators against torch's composition in float64: values, gradients, layouts, errors, transforms."""
-# Over 500 lines: all fused operators share the compositions of ATen that they are compared with.
 
 import functools
 import os
@@ -9,22 +8,18 @@ import sys
 
 import pytest
 import torch
+from compositions import agree, as_tuple, close, normal
 from conftest import FULL, every_second
 
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
-from tritonite.testing.tolerances import RTOL
 
 functional = torch.nn.functional
 library = torch.ops.tritonite
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 # One element, fewer than a block, no power of 2, more than a block; 4097 leaves one element for the last chunk.
 WIDTHS = [1, 3, 1000, 4097]
-
-
-def normal(*shape, dtype=torch.float32, grad=False):
-    return torch.randn(shape, device=tritonite.device).to(dtype).requires_grad_(grad)
 
 
 def layer_norm(x, residual, weight=None, bias=None, eps=1e-5):
@@ -62,46 +57,6 @@ GATED = [
     (functools.partial(fused.gelu_and_mul, approximate="tanh"), functools.partial(gated, tanh)),
 ]
 NORMS = [(fused.skip_layer_norm, layer_norm), (fused.skip_rms_norm, rms_norm)]
-
-
-def as_tuple(results):
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
-
-
-def close(actual, exact, terms=1, resolution=None):
-    """Assert that values are within the dtype's resolution, and zeros within that of a sum of `terms` values near 1."""
-    resolution = resolution or RTOL[actual.dtype]
-    assert actual.shape == exact.shape
-    torch.testing.assert_close(actual.double(), exact, rtol=resolution, atol=resolution * terms**0.5)
-
-
-def agree(ours, theirs, operands, used=None, terms=1, grad_terms=1):
-    """Compare the results of `ours`, and their gradients by all operands, with those of `theirs`.
-
-    Gradients pass through the results in `used`, or through all. The resolution is that of the narrowest operand.
-    """
-    resolution = max(RTOL[each.dtype] for each in operands if each is not None)
-    wide = [each if each is None else each.detach().double().requires_grad_(each.requires_grad) for each in operands]
-    actual, exact = as_tuple(ours(*operands)), as_tuple(theirs(*wide))
-    pairs = [pair for pair in zip(actual, exact, strict=True) if pair[0] is not None]
-    for own, reference in pairs:
-        assert own.is_contiguous()
-        close(own.detach(), reference.detach(), terms, resolution)
-    chosen = [pair for i, pair in enumerate(pairs) if used is None or i in used]
-    grads = [torch.randn_like(own) for own, _ in chosen]
-    variables = [(own, reference) for own, reference in zip(operands, wide, strict=True) if own is not None]
-    variables = [pair for pair in variables if pair[0].requires_grad]
-    found = torch.autograd.grad([own for own, _ in chosen], [own for own, _ in variables], grads, allow_unused=True)
-    wanted = torch.autograd.grad(
-        [each for _, each in chosen],
-        [each for _, each in variables],
-        [grad.double() for grad in grads],
-        allow_unused=True,
-    )
-    for own, reference in zip(found, wanted, strict=True):
-        assert (own is None) == (reference is None)
-        if own is not None:
-            close(own, reference, grad_terms, resolution)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,41 +1,22 @@
-"""Benchmark cases of fused operators, each with ATen's composition of the same function."""
+"""Pairs of the layers of a transformer: norms, gated activations, rotary embeddings, paged attention."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tritonite import fused
 from tritonite.bench import attention
+from tritonite.bench.fused.pair import Make, Pair, Shape
 from tritonite.ops.normalization import statistics_dtype
 
-Make = Callable[..., torch.Tensor]
-Shape = tuple[int, ...]
 aten, library = torch.ops.aten, torch.ops.tritonite
 functional = torch.nn.functional
 # Head size, and query heads for each key head.
 _HEAD, _GROUP = 128, 4
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A fused operator and ATen's composition of the same function.
-
-    Attributes:
-        composition: the function in ATen's operators.
-        fused: the fused operator.
-        operands: makes the tensors, from a function of shapes and the case's shape.
-        shapes: (device shapes, host shape, interpreter shape) in place of the family's; None for those.
-    """
-
-    composition: Callable[..., Any]
-    fused: Callable[..., Any]
-    operands: Callable[[Make, Shape], Sequence[torch.Tensor]]
-    shapes: tuple[tuple[Shape, ...], Shape, Shape] | None = None
 
 
 def _layer_norm(x, residual, weight, bias):

@@ -1,0 +1,10 @@
+"""Benchmark cases of fused operators, each with ATen's composition of the same function; a module a family."""
+
+from __future__ import annotations
+
+from tritonite.bench.fused import layers
+from tritonite.bench.fused.pair import Pair
+
+PAIRS: dict[str, Pair] = {**layers.PAIRS}
+
+__all__ = ["PAIRS", "Pair"]
