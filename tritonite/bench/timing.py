@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +38,14 @@ class Provider:
     """
 
     name: str
-    scope: Callable[[str | None], AbstractContextManager[Any]] = lambda _: nullcontext()
+    scope: Callable[[str | None], contextlib.AbstractContextManager[Any]] = lambda _: contextlib.nullcontext()
     wrap: Callable[[Call], Call] = lambda function: function
 
 
 ATEN = Provider("aten")
 
 
-def _scope(op: str | None) -> AbstractContextManager[Any]:
+def _scope(op: str | None) -> contextlib.AbstractContextManager[Any]:
     return tritonite.use_gems() if op is None else tritonite.use_gems(include=op or (), faster_only=False)
 
 
@@ -68,7 +69,7 @@ def _flush() -> Call:
     buffer = torch.zeros(2**26, dtype=torch.int32, device="cuda")
     torch.amax(buffer)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         torch.amax(buffer)
     # A graph does not own the tensors it reads.
     return lambda: (graph.replay(), buffer)[0]
@@ -111,10 +112,23 @@ def _wall(call: Call) -> float:
     return (time.perf_counter() - begin) * 1e6
 
 
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture what the block launches, without garbage collection, which could end another graph and so the capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def captured(call: Call, calls: int = _GRAPH_CALLS) -> Call:
     """Capture several calls into a CUDA graph and return its replay."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         for _ in range(calls):
             call()
     return graph.replay
@@ -175,7 +189,7 @@ def measure(calls: Mapping[Provider, Call], op: str, kind: str = "device", round
         if number >= 3 and time.perf_counter() > end:
             break
         for provider, (call, alone) in ready.items():
-            with provider.scope(op) if kind != "graph" else nullcontext():
+            with provider.scope(op) if kind != "graph" else contextlib.nullcontext():
                 times[provider] += _samples(kind, call, alone)
     return {provider.name: Timing.of(samples) for provider, samples in times.items()}
 
