@@ -115,6 +115,20 @@ def test_a_call_is_the_same_each_time_it_is_drawn():
     assert str(draw(tritonite.overloads()["addmm.out"], 4, 0)) != str(draw(tritonite.overloads()["addmm.out"], 3, 0))
 
 
+@pytest.mark.parametrize("overload", ["index.Tensor", "_unsafe_index_put"])
+def test_lists_of_indices_have_none_anywhere(overload):
+    lists = [arguments["indices"] for arguments in drawn(overload)]
+    assert any(x and x[0] is None for x in lists) and any(x and x[0] is not None for x in lists)
+
+
+def test_an_answer_where_aten_lacks_the_dtype_is_judged_by_float64():
+    call, expected, actual = outcomes("sqrt", {"self": x().abs()}, lambda call, result: result)
+    refused = expected._replace(result=NotImplementedError("\"sqrt_cuda\" not implemented for 'Float'"))
+    assert difference(call, refused, actual, True) is None
+    assert difference(call, refused, actual._replace(result=actual.result + 1), True)[0] == "answers"
+    assert difference(call, expected._replace(result=RuntimeError("refused")), actual, True)[0] == "answers"
+
+
 def drawn(overload, count=300):
     """Return drawn calls of an overload, with tensors and numbers by name."""
     return [draw(tritonite.overloads()[overload], 56, number).arguments for number in range(count)]

@@ -23,7 +23,9 @@ def test_a_range_that_is_not_finite_raises(path, device):
 def test_limits_of_equal_integers_at_the_ends_of_their_dtype(dtype, device):
     """Equal limits move apart by 1. A flag says that the dtype has no such integers."""
     info = torch.iinfo(dtype)
-    for low, high, held in ((5, 5, True), (3, 9, True), (info.max, info.max, False), (info.min, info.min, False)):
+    ends = [(5, 5, True), (3, 9, True), (info.max, info.max, False), (info.min, info.min, False)]
+    # The distance of an element from the lower limit is multiplied by the number of bins in int64.
+    for low, high, held in (*ends, (info.min + 1, info.max - 1, info.bits < 32)):
         extrema = tuple(torch.tensor(x, dtype=dtype, device=device) for x in (low, high))
         limits, flag = histogram.limits_of_extrema(dtype, extrema)
         (edges,) = limits.edges

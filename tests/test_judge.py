@@ -43,6 +43,13 @@ def test_atens_error_excuses_the_same_element_whatever_its_magnitude():
     assert judged([1e-3, 1.0], [1e-3 + 1e-4, 1.0], [1e-3 - 1e-4, 1.0]).failure is None
 
 
+def test_cancelled_terms_are_as_large_as_the_largest_result_where_aten_alone_has_nan():
+    ours, aten, exact = [torch.tensor(x) for x in ([1e-3 + 1e-6, 1.0], [float("nan"), 1.0], [1e-3, 1.0])]
+    assert judge(ours, aten, exact.double(), cancels=True).failure is None
+    assert judge(ours + 1e-5, aten, exact.double(), cancels=True).failure is not None
+    assert judge(ours, aten, exact.double()).failure is not None
+
+
 @pytest.mark.parametrize("aten", [1e-3, float("inf"), float("nan")])
 def test_errors_at_0_excuse_nothing(aten):
     """The exponent of 0 is that of 1, and infinities and nan have none."""

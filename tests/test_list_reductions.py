@@ -140,6 +140,16 @@ def test_outputs_that_are_resized_or_shared_go_to_aten(device):
         assert outs[0].item() == 10
 
 
+@pytest.mark.declines("ATen raises an error")
+def test_too_few_outputs_are_atens_error(device):
+    xs, one = [torch.ones(3, device=device), torch.ones(2, device=device)], torch.ones(1, device=device)
+    with tritonite.use_gems():
+        with pytest.raises(RuntimeError):
+            ATEN._foreach_norm.Scalar_out(xs, 1, out=[torch.empty((), device=device)])
+        with pytest.raises(RuntimeError):
+            ATEN._amp_foreach_non_finite_check_and_unscale.out(xs, one, one, out=[torch.empty_like(xs[0])])
+
+
 @pytest.mark.declines("lists that ATen refuses, or whose dtypes no kernel serves")
 @pytest.mark.parametrize(
     ("make", "ord"),

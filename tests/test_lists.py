@@ -8,7 +8,7 @@ import torch
 import tritonite
 from tritonite import devices
 from tritonite.engine.lists import elementwise, table
-from tritonite.ops import aten
+from tritonite.ops import aten, foreach
 from tritonite.registry import overloads
 from tritonite.runtime.recorder import record
 from tritonite.testing.samples.foreach import placed
@@ -164,6 +164,19 @@ def test_powers_on_a_gpu_take_no_roots_where_one_launch_computes_all(device, mon
         assert torch._foreach_pow(xs, 0.5)[0].tolist() == [float("inf"), 0.0, 2.0]
         assert str(torch._foreach_pow([xs[0], xs[1].double()], 0.5)[0].tolist()) == "[nan, -0.0, 2.0]"
     assert served("_foreach_pow.Scalar") == 2
+
+
+def test_powers_of_a_number_on_a_gpu_keep_the_strides_of_exponents(device, monkeypatch):
+    exponents = [torch.ones(3, 5, device=device).t() for _ in range(2)]
+    monkeypatch.setattr(aten, "on_cpu", lambda: False)
+    with tritonite.use_gems():
+        assert torch._foreach_pow(2, exponents)[0].stride() == (1, 5)
+    assert served("_foreach_pow.ScalarAndTensor") == 1
+
+
+def test_tensors_without_elements_are_dense(monkeypatch):
+    monkeypatch.setattr(aten, "on_cpu", lambda: False)
+    assert foreach._together([[torch.ones(2, 17), torch.empty(2, 3, 0, 3, 1)], 0.5])
 
 
 def test_bounds_on_a_gpu_are_the_second_of_equal_operands_where_one_launch_computes_all(device, monkeypatch):

@@ -50,6 +50,7 @@ def report(
 
 def _measure_regressions(patterns: list[str] | None, rounds: int) -> None:
     """Print the device times of choices and of their alternatives; patterns match names of cases and operators."""
+    from rich.progress import track
     from rich.table import Table
 
     from tritonite.bench.regressions import cases, measure
@@ -65,12 +66,17 @@ def _measure_regressions(patterns: list[str] | None, rounds: int) -> None:
     if not chosen:
         raise typer.BadParameter("no regression case matches", param_hint="--op")
     table = Table("case", "operator", "choice, us", "alternative, us", "gain", "expected", "")
-    for case in chosen:
-        found = measure(case, rounds)
-        times = f"{found.choice.median:.1f}", f"{found.alternative.median:.1f}"
-        verdict = "" if found.pays else "no longer pays"
-        table.add_row(case.name, case.op, *times, f"{found.gain:.2f}", f"{case.gain:.2f}", verdict)
-    console.print(table)
+    try:
+        for case in track(chosen, "measuring", console=console, transient=True):
+            found = measure(case, rounds)
+            times = f"{found.choice.median:.1f}", f"{found.alternative.median:.1f}"
+            verdict = "" if found.pays else "no longer pays"
+            table.add_row(case.name, case.op, *times, f"{found.gain:.2f}", f"{case.gain:.2f}", verdict)
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted[/]")
+        raise typer.Exit(130) from None
+    finally:
+        console.print(table)
 
 
 def _operators(chosen: list[str]) -> list[str]:

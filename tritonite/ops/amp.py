@@ -31,6 +31,8 @@ def unscale(self, found_inf, inv_scale, outs=()):
         scale_each(self, inv_scale, flag, results)
         return results, flag
     (results,) = outs
+    if len(results) != len(self):
+        raise Decline(f"{len(results)} outputs for {len(self)} gradients")
     if any([out.shape != x.shape or out.dtype is not x.dtype for x, out in zip(self, results, strict=True)]):
         raise Decline("an output of another shape or dtype than its gradient")
     # The schema of the out= overload marks `found_inf` as written, but ATen does not write it there.

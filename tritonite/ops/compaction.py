@@ -11,11 +11,15 @@ from tritonite.engine.indexing.repeat import check_repeats, repeat
 from tritonite.engine.iteration import broadcast_shape, expand_strides
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
+from tritonite.ops.aten import on_cpu
 from tritonite.ops.indexing import check_index
 from tritonite.ops.scan import cumsum
 from tritonite.ops.scatter import destination
 from tritonite.registry import exclude, operator
 from tritonite.runtime.contract import empty, empty_strided, read, zeros
+
+# The most dimensions of a mask whose elements ATen finds.
+_MOST_DIMS = 64 if on_cpu() else 25
 
 for _name in ("masked_select.out", "nonzero.out", "repeat_interleave.Tensor_out"):
     exclude(_name, "data decides the size of its output, which ATen resizes then")
@@ -87,6 +91,8 @@ def masked_scatter_backward(grad_output, mask, sizes, outs=()):
     outputs((grad_output, mask), [], [], (), accepts=WITH_COMPLEX)
     if outs or any(size < 0 for size in sizes):
         raise Decline("outputs, or a size of -1")
+    if mask.dim() > _MOST_DIMS:
+        raise Decline(f"a mask of {mask.dim()} dimensions; up to {_MOST_DIMS} are served")
     found, strides = _under_mask(grad_output, mask)
     if torch.Size(sizes).numel() < found.n:
         raise Decline(f"a source that may be too small for {found.n} elements, for which ATen raises an error")

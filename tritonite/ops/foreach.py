@@ -31,7 +31,9 @@ def _together(values):
     first = lists[0]
     return all(
         [
-            is_dense(x.shape, x.stride()) and x.shape == like.shape and same_strides(x.shape, x.stride(), like.stride())
+            (not x.numel() or is_dense(x.shape, x.stride()))
+            and x.shape == like.shape
+            and same_strides(x.shape, x.stride(), like.stride())
             for own in lists
             for x, like in zip(own, first, strict=False)
         ]
@@ -41,14 +43,17 @@ def _together(values):
 def _powers(values):
     """Return the function that prepares the arguments of `pow` for each tensor.
 
-    ATen's formula for lists takes no roots for an exponent of 0.5 or -0.5: pow(-inf, 0.5) is inf.
+    ATen's formula for lists takes no roots for an exponent of 0.5 or -0.5: pow(-inf, 0.5) is inf. Its powers of a
+    number keep the strides of the exponents, and on a GPU the dtype of integers, whatever the number is.
     """
+    if not isinstance(values[0], (list, tuple)) and not (aten.on_cpu() or values[1][0].is_floating_point()):
+        raise Decline(f"powers of a number with exponents of {values[1][0].dtype}")
     if not _together(values):
         return arithmetic.power_arguments
 
     def prepare(self, exponent):
-        taken = isinstance(exponent, float) and exponent in (0.5, -0.5)
-        return (self, exponent, None) if taken else arithmetic.power_arguments(self, exponent)
+        kept = isinstance(exponent, torch.Tensor) or exponent in (0.5, -0.5)
+        return (self, exponent, None) if kept else arithmetic.power_arguments(self, exponent)
 
     return prepare
 
@@ -134,7 +139,9 @@ def _destinations(like, strides, outs):
         each = zip(like, strides, strict=True)
         return [empty_strided(x.shape, own, x.dtype, x.device) for x, own in each]
     (given,) = outs
-    for x, out in zip(like, given, strict=False):
+    if len(given) != len(like):
+        raise Decline(f"{len(given)} outputs for {len(like)} tensors")
+    for x, out in zip(like, given, strict=True):
         if out.dtype is not x.dtype or out.shape != x.shape:
             raise Decline(
                 f"output has shape {tuple(out.shape)} and dtype {out.dtype}, the result {tuple(x.shape)} and {x.dtype}"

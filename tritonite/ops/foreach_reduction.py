@@ -29,6 +29,8 @@ _any_sum_of_powers = Reduction((0.0,), power, add_states, _state, parametric=Tru
 
 
 def _returned(tensors, tasks, outs):
+    if outs and len(outs[0]) != len(tensors):
+        raise Decline(f"{len(outs[0])} outputs for {len(tensors)} tensors")
     results = reduce_each(tensors, tasks, outs[0] if outs else ())
     # out= overloads return nothing.
     return () if outs else (results,)

@@ -224,6 +224,7 @@ def _lists_declaration(
 
     def host(values: Sequence[Any], outs: Sequence[Any]) -> Sequence[Any]:
         given = [_in_list(value, vector) for value, vector in zip(values, vectors, strict=True)]
+        _check_single(given)
         if outs and outs[0] is not values[0]:
             _check_outputs(outs[0], given)
         results = apply(kernel, [*given, *missing], outs, prepare(values) if prepare else own.prepare)
@@ -243,6 +244,13 @@ def _lists_declaration(
         pinned=frozenset(name for name, pinned in zip(arguments, own.arguments, strict=False) if pinned in own.pinned),
         prepare=own.prepare,
     )
+
+
+def _check_single(values: Sequence[Any]) -> None:
+    """Decline a tensor for all tensors that is on another device: ATen reads it as a number, or raises."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and values[0] and value.device != values[0][0].device:
+            raise Decline(f"a tensor on {value.device} for all tensors on {values[0][0].device}")
 
 
 def _in_list(value: Any, vector: bool) -> Any:

@@ -410,7 +410,7 @@ class Drawer:
         return value.to(self.dtype) if floats else value
 
     def _changed(self, argument: Any, value: Any) -> Any:
-        if isinstance(value, list) and value and isinstance(value[0], torch.Tensor) and self._chance(0.8):
+        if isinstance(value, list) and any(torch.is_tensor(x) for x in value) and self._chance(0.8):
             return self._changed_list(value)
         if self.unchecked and argument.name == "offsets" and isinstance(value, torch.Tensor) and value.numel():
             return self._offsets(value)
@@ -424,9 +424,9 @@ class Drawer:
             return self._argument(argument)
         return self._changed_tensor(value)
 
-    def _changed_list(self, value: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a list with one tensor changed."""
-        i = self.random.randrange(len(value))
+    def _changed_list(self, value: list[Any]) -> list[Any]:
+        """Return a list with one tensor changed. Indices may be None."""
+        i = self.random.choice([i for i, x in enumerate(value) if torch.is_tensor(x)])
         return [*value[:i], self._changed_tensor(value[i]), *value[i + 1 :]]
 
     def _changed_tensor(self, value: torch.Tensor) -> torch.Tensor:

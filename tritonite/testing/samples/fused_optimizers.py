@@ -21,6 +21,7 @@ from tritonite.testing.samples import facts
 ADAM = ("_fused_adam", "_fused_adamw")
 PACKETS = (*ADAM, "_fused_sgd", "_fused_adagrad")
 _LARGEST = 1e18
+_LARGEST_FACTOR = 1e3
 # ATen decays -0.0 by a product on a CPU, and on CUDA by a difference.
 facts.ZERO_SIGN_UNDEFINED.add("_fused_adamw")
 facts.TENSORS["lr"] = lambda x: torch.full((), 0.01, device=x.device)
@@ -76,6 +77,10 @@ def _like_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
     found = arguments | {name: given[name] for name in arguments if name in given}
     if isinstance(found["lr"], torch.Tensor) and found["lr"].numel() != 1:
         found["lr"] = facts.TENSORS["lr"](found["lr"])
+    # A step that overflows is infinite, nan or finite by the order of ATen's factors, which differs between devices.
+    for name in ("lr", "lr_decay", "weight_decay", "eps"):
+        if isinstance(found.get(name), float):
+            found[name] = max(-_LARGEST_FACTOR, min(found[name], _LARGEST_FACTOR))
     # Kernels serve the factors that torch.optim accepts.
     betas = [name for name in ("beta1", "beta2") if isinstance(found.get(name), float)]
     return found | {name: 0.9 for name in betas if not 0 <= found[name] <= 1}

@@ -19,6 +19,16 @@ def _sequences(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"values": x, "offsets": [ends], "max_lengths": [max(1, len(x) // 2)], "padding_value": 0.5}
 
 
+@facts.drawn("_jagged_to_padded_dense_forward")
+def _inside(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return offsets in order and within the values, past which ATen reads on a GPU."""
+    values, offsets = arguments["values"], arguments["offsets"]
+    if not (facts.real(values) and values.dim()):
+        return arguments
+    inside = [x.clamp(0, len(values)).sort(-1).values if facts.real(x) and x.dim() else x for x in offsets]
+    return arguments | {"offsets": inside}
+
+
 @facts.arguments("_padded_dense_to_jagged_forward")
 def _padded(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return padded sequences, one of which is empty and one of which has the full length."""
