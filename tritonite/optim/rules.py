@@ -2,7 +2,7 @@
 
 A formula is the update equation in torch.optim's documentation. Numbers that depend on the step and the options alone,
 such as bias corrections, are arguments, so that the host computes them once in float64. A rule named `..._capturable`
-computes them on the device in float64, from step counts in device memory. A number `one_minus_beta` is 1 - beta,
+computes them on the device, from step counts in device memory. A number `one_minus_beta` is 1 - beta,
 because that difference of float32 numbers would lose digits.
 
 Quotients and roots of float32 are approximations within 2 ulp. An update is added to a larger parameter, whose rounding
@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from tritonite.language.math import divide, maximum_nan, minimum_nan, real_power, square_root
+from tritonite.ops.fused_optimizers import bias_correction
 from tritonite.optim.declare import rule
 
 
@@ -114,8 +115,8 @@ def adam_capturable(
 ):
     """Adam, AdamW and AMSGrad, with bias corrections from the number of earlier steps in device memory."""
     dtype: tl.constexpr = param.dtype
-    step_size = lr / (1 - real_power(beta1, step + 1))
-    root_of_correction2 = square_root(1 - real_power(beta2, step + 1))
+    step_size = lr.to(dtype) / bias_correction(beta1, step + 1, dtype)
+    root_of_correction2 = tl.sqrt(bias_correction(beta2, step + 1, dtype))
     penalty, shrink = None, None
     if weight_decay is not None:
         if decoupled:
@@ -128,8 +129,8 @@ def adam_capturable(
         exp_avg,
         exp_avg_sq,
         max_exp_avg_sq,
-        step_size.to(dtype),
-        root_of_correction2.to(dtype),
+        step_size,
+        root_of_correction2,
         (1 - beta1).to(dtype),
         beta2.to(dtype),
         (1 - beta2).to(dtype),
@@ -226,7 +227,7 @@ def nadam_capturable(
         exp_avg_sq,
         (lr * (1 - mu) / (1 - product)).to(dtype),
         (lr * mu_next / (1 - product * mu_next)).to(dtype),
-        (1 - real_power(beta2, step + 1)).to(dtype),
+        bias_correction(beta2, step + 1, dtype),
         (1 - beta1).to(dtype),
         beta2.to(dtype),
         (1 - beta2).to(dtype),
@@ -308,7 +309,7 @@ def radam_capturable(param, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, e
         grad,
         exp_avg,
         exp_avg_sq,
-        (lr / (1 - real_power(beta1, step + 1))).to(dtype),
+        lr.to(dtype) / bias_correction(beta1, step + 1, dtype),
         rectification.to(dtype),
         (1 - beta1).to(dtype),
         beta2.to(dtype),
@@ -346,7 +347,7 @@ _adamax = adamax.formula
 def adamax_capturable(param, grad, exp_avg, exp_inf, step, lr, beta1, beta2, eps, weight_decay, maximize):
     """Adamax, with the number of earlier steps in device memory."""
     dtype: tl.constexpr = param.dtype
-    step_size = (lr / (1 - real_power(beta1, step + 1))).to(dtype)
+    step_size = lr.to(dtype) / bias_correction(beta1, step + 1, dtype)
     one_minus_beta1 = (1 - beta1).to(dtype)
     return _adamax(param, grad, exp_avg, exp_inf, step_size, one_minus_beta1, beta2, eps, weight_decay, maximize)
 
