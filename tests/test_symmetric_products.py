@@ -48,7 +48,7 @@ def check(x, addend=None, alpha=1.0, beta=0.0, out=None):
 
 @pytest.fixture
 def small_tiles(change_tables):
-    change_tables(gemm={"symmetric": (Config(16, 16, 16),)})
+    change_tables(gemm={"symmetric": (Config(16, 16, 16),), "symmetric_cost": 0.0})
 
 
 @pytest.mark.smoke
@@ -121,12 +121,24 @@ def test_a_factor_of_0_gives_the_addend():
     assert torch.equal(out, addend)
 
 
-def test_tiles_shrink_until_they_fill_the_device(monkeypatch):
+def chosen(batches, n):
+    x = torch.empty(batches, n, 8, dtype=torch.bfloat16)
+    return symmetric.choose(Problem.of(x, x.mT, x.new_empty(batches, n, n)), x.device)
+
+
+def test_few_tiles_are_an_ordinary_product(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 100)
+    # Fourteen tiles of 128 rows a side: 105 of one triangle take two rounds, and so do all 196.
+    assert chosen(1, 1665) is None and chosen(1, 5) is None
+    assert chosen(4, 1665).BLOCK_M == chosen(16, 1665).BLOCK_M == 128
+
+
+def test_tiles_shrink_until_they_fill_the_device(monkeypatch, change_tables):
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 100)
+    change_tables(gemm={"symmetric_cost": 0.0})
 
     def rows(batches, n):
-        x = torch.empty(batches, n, 8, dtype=torch.bfloat16)
-        return symmetric.choose(Problem.of(x, x.mT, x.new_empty(batches, n, n)), x.device).BLOCK_M
+        return chosen(batches, n).BLOCK_M
 
     # Fourteen and thirteen tiles of 128 rows a side make 105 and 91 tiles.
     assert [rows(1, 1665), rows(1, 1664), rows(100, 65), rows(100, 64), rows(1, 5)] == [128, 64, 128, 64, 32]

@@ -29,8 +29,9 @@ def symmetric_product(
     """Write alpha * X X^T + beta * addend into `out`.
 
     fp16 and bf16 are summed in float32 and rounded once. Only the lower triangle is computed, for half the operations
-    of a product, and the result is symmetric in every bit. Other dtypes, and devices whose table has no tiles for
-    symmetric products, take the ordinary product, whose triangles may differ by roundoff. regressions: gemm_symmetric
+    of a product, and the result is symmetric in every bit. Other dtypes, devices whose table has no tiles for symmetric
+    products, and products of too few tiles take the ordinary product, whose triangles may differ by roundoff.
+    regressions: gemm_symmetric
 
     Args:
         x: (batches, N, K), of any strides, like all tensors here.
@@ -40,14 +41,13 @@ def symmetric_product(
         config: the tiles, which are square; by default `choose` finds them.
     """
     epilogue = Epilogue(None if zero_or_one(beta) == 0 else addend, alpha=alpha, beta=beta)
-    served = x.dtype in (torch.float16, torch.bfloat16) and (config is not None or limits().symmetric)
-    if not served or not x.shape[2] or zero_or_one(alpha) == 0:
+    work = Work(x, x.mT, out, epilogue.expanded(out.shape), column_stride=0)
+    served = x.dtype in (torch.float16, torch.bfloat16) and out.numel() and x.shape[2] and zero_or_one(alpha) != 0
+    if served and config is None and limits().symmetric:
+        config = choose(work.problem, out.device)
+    if not served or config is None:
         product(x, x.mT, out, epilogue)
         return
-    if not out.numel():
-        return
-    work = Work(x, x.mT, out, epilogue.expanded(out.shape), column_stride=0)
-    config = config or choose(work.problem, out.device)
     if work.problem.a_vector < 16 and x.shape[1] > config.BLOCK_M:
         # Several tiles load each row of X, by 16 bytes from a padded copy.
         copy = operands.padded_copy(x)
@@ -55,16 +55,18 @@ def symmetric_product(
     run_with_fewer_stages(work, select.fitting(config, work.problem, out.device), _launch)
 
 
-def choose(problem: Problem, device: torch.device) -> Config:
+def choose(problem: Problem, device: torch.device) -> Config | None:
     """Return the largest tile that gives each multiprocessor a program, or else the smallest.
 
-    Tiles have no more rows than the result, rounded up to a power of two. In invariant mode the number of matrices does
-    not count.
+    Return None if the ordinary product has fewer rounds of tiles, each tile weighed by its time. Tiles have no more
+    rows than the result, rounded up to a power of two. In invariant mode the number of matrices does not count.
     """
     batches, configs = 1 if settings().invariant else problem.batches, limits().symmetric
     least, most = devices.multiprocessors(device), power_of_2(problem.M)
     filling = [config for config in configs if batches * _tiles(problem, config) >= least and most >= config.BLOCK_M]
-    return filling[0] if filling else configs[-1]
+    config = filling[0] if filling else configs[-1]
+    rounds, rows = -(-batches * _tiles(problem, config) // least), -(-problem.M // config.BLOCK_M)
+    return config if rounds * limits().symmetric_cost < batches * rows * rows / least else None
 
 
 def _tiles(problem: Problem, config: Config) -> int:

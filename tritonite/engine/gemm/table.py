@@ -156,6 +156,8 @@ class GemmLimits(NamedTuple):
     copied_rows: int = 64
     # Square tiles of symmetric products of fp16 and bf16, the largest first (`symmetric.choose`). Without tiles they
     # are computed as ordinary products. regressions: gemm_symmetric
+    # `symmetric_cost` is the time of a tile of theirs over that of an ordinary product's.
+    symmetric_cost: float = 1.4
     symmetric: tuple[Config, ...] = (Config(128, 128, 64, 8, 3), Config(64, 64, 64, 4, 4), Config(32, 32, 64, 4, 4))
 
 
