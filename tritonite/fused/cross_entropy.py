@@ -127,8 +127,8 @@ def check_numbers(reduction: str, label_smoothing: float, softcap: float | None,
 
 
 def targets_of(target: torch.Tensor, weight: torch.Tensor | None, token_scale: torch.Tensor | None) -> Targets:
-    """Return contiguous operands beside the logits."""
-    return Targets(*[None if each is None else each.contiguous() for each in (target, weight, token_scale)])
+    """Return contiguous operands beside the logits, with one dimension."""
+    return Targets(*[None if each is None else each.contiguous().view(-1) for each in (target, weight, token_scale)])
 
 
 def refuse_gradients(name: str, **operands: torch.Tensor | None) -> None:

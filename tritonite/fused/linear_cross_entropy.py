@@ -13,11 +13,9 @@ import torch
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.cross_entropy.arguments import Classes, Statistics
 from tritonite.engine.cross_entropy.head import (
-    Head,
     make_gradients,
     read_head,
     read_head_with_gradients,
-    tokens_of_a_chunk,
     write_head_gradients,
 )
 from tritonite.engine.cross_entropy.launch import Loss, finish, make_statistics, scale
@@ -32,7 +30,8 @@ from tritonite.fused.cross_entropy import (
     refuse_gradients,
     targets_of,
 )
-from tritonite.ops.matmul import precision_of
+from tritonite.fused.linear_head import check_head, head_of
+from tritonite.fused.sharded_head import Call, sharded_loss
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
 
@@ -91,6 +90,12 @@ def linear_cross_entropy(
     """
     accumulate = input.dtype if accumulate_dtype is None else accumulate_dtype
     numbers = ignore_index, reduction, label_smoothing, softcap, z_loss
+    if process_group is not None:
+        call = Call(
+            *(target, class_weight, token_scale, numbers, (accumulate, chunk_tokens)),
+            *(return_z_loss, return_accuracy, process_group),
+        )
+        return chosen(*sharded_loss(input, weight, bias, call))
     recording = torch.is_grad_enabled()
     wanted = [recording and each is not None and each.requires_grad for each in (input, weight, bias)]
     loss, z, accuracy, *_ = _library.linear_cross_entropy(
@@ -100,40 +105,11 @@ def linear_cross_entropy(
     return chosen(loss, z, accuracy)
 
 
-def _check(input, weight, target, bias, class_weight, token_scale, n_classes):
-    if weight.dim() != 2 or weight.shape[1:] != input.shape[-1:]:
-        raise Decline(
-            f"weight has the shape {tuple(weight.shape)}: it must be (classes, {input.shape[-1] if input.dim() else 1}), "
-            "of input's last dimension"
-        )
-    check_targets("input", input, n_classes, target, class_weight, token_scale)
-    if weight.dtype is not input.dtype:
-        raise Decline(f"weight is {weight.dtype} and input {input.dtype}: give both one dtype")
-    check_device("weight", weight, "input", input)
-    if bias is not None:
-        check_shape("bias", bias, weight.shape[:1], "an element for each row of weight")
-        if bias.dtype not in (input.dtype, torch.float32):
-            raise Decline(f"bias is {bias.dtype}: it may be {input.dtype}, as input is, or torch.float32")
-        check_device("bias", bias, "input", input)
-
-
 def _check_chunks(input, accumulate_dtype, chunk_tokens):
     if accumulate_dtype not in (torch.float32, input.dtype) or accumulate_dtype.itemsize < input.dtype.itemsize:
         raise Decline(f"accumulate_dtype is {accumulate_dtype}: it may be {input.dtype}, as input is, or torch.float32")
     if chunk_tokens is not None and chunk_tokens < 1:
         raise Decline(f"chunk_tokens is {chunk_tokens}: it must be at least 1")
-
-
-def _head(input, weight, bias, chunk_tokens):
-    """Return the head of an input as a matrix, which is a copy if no view has this shape."""
-    size = input.shape[-1]
-    n_tokens = input[..., 0].numel() if size else input.shape[:-1].numel()
-    try:
-        matrix = input.view(n_tokens, size)
-    except RuntimeError:
-        matrix = input.contiguous().view(n_tokens, size)
-    chunk = tokens_of_a_chunk(n_tokens) if chunk_tokens is None else max(1, min(chunk_tokens, n_tokens))
-    return Head(matrix, weight, bias, precision_of(input.dtype), chunk)
 
 
 def _accumulation(input, accumulate_dtype):
@@ -161,7 +137,7 @@ def _fake(
     weight_wanted,
     bias_wanted,
 ):
-    _check(input, weight, target, bias, class_weight, token_scale, weight.shape[0] if weight.dim() else 0)
+    check_head(input, weight, target, bias, class_weight, token_scale, weight.shape[0] if weight.dim() else 0)
     check_numbers(reduction, label_smoothing, softcap, z_loss)
     accumulate = _accumulation(input, accumulate_dtype)
     _check_chunks(input, accumulate, chunk_tokens)
@@ -241,13 +217,12 @@ def linear_cross_entropy_host(
     bias_wanted,
 ):
     """Return the loss over a linear head, its statistics, and gradients of the losses' sum; in chunks of tokens."""
-    _check(input, weight, target, bias, class_weight, token_scale, weight.shape[0] if weight.dim() else 0)
+    check_head(input, weight, target, bias, class_weight, token_scale, weight.shape[0] if weight.dim() else 0)
     check_numbers(reduction, label_smoothing, softcap, z_loss)
     accumulate = _accumulation(input, accumulate_dtype)
     _check_chunks(input, accumulate, chunk_tokens)
     common_device([each for each in (input, weight, target, bias, class_weight, token_scale) if each is not None], ())
-    head, targets = _head(input, weight, bias, chunk_tokens), targets_of(target, class_weight, token_scale)
-    targets = targets._replace(target=targets.target.view(-1), token_scale=_flat(targets.token_scale))
+    head, targets = head_of(input, weight, bias, chunk_tokens), targets_of(target, class_weight, token_scale)
     loss, n_classes = Loss(ignore_index, label_smoothing, softcap, z_loss), weight.shape[0]
     statistics = make_statistics(target.numel(), input, targets, loss, return_accuracy)
     gradients = make_gradients(head, (input_wanted, weight_wanted, bias_wanted), accumulate)
@@ -261,10 +236,6 @@ def linear_cross_entropy_host(
         *(*results[:3], statistics.lse, results.total, statistics.weight_sum),
         *(by_input, gradients.weight, gradients.bias),
     )
-
-
-def _flat(tensor):
-    return None if tensor is None else tensor.view(-1)
 
 
 def _dtypes(weight, bias):
@@ -368,10 +339,9 @@ def linear_cross_entropy_backward_host(
     bias_wanted,
 ):
     """Return the gradients of linear_cross_entropy by input, weight and bias, with logits computed anew."""
-    _check(input, weight, target, bias, class_weight, token_scale, classes)
+    check_head(input, weight, target, bias, class_weight, token_scale, classes)
     _check_backward(grad, input, target, reduction)
-    head, targets = _head(input, weight, bias, chunk_tokens), targets_of(target, class_weight, token_scale)
-    targets = targets._replace(target=targets.target.view(-1), token_scale=_flat(targets.token_scale))
+    head, targets = head_of(input, weight, bias, chunk_tokens), targets_of(target, class_weight, token_scale)
     gradients = make_gradients(
         head, (input_wanted, weight_wanted, bias_wanted), _accumulation(input, accumulate_dtype)
     )
