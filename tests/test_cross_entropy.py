@@ -45,7 +45,7 @@ def both(target, weight=None, **options):
 def small_blocks(change_tables):
     """Make blocks so small that a row has several of them."""
     block = {"elements": 16, "warps": 1}
-    change_tables(cross_entropy={"once": block, "twice": block, "gradient": block, "rows": {"elements": 4, "warps": 1}})
+    change_tables(cross_entropy={"once": block, "gradient": block, "rows": {"elements": 4, "warps": 1}})
 
 
 @every_second(("options", "weighted", "reduction"), TERMS, [False, True], REDUCTIONS)

@@ -59,6 +59,17 @@ def test_terms_reductions_and_chunks(options, weighted, reduction, chunk):
     agree(*functions, operands(2, 5), terms=16, grad_terms=64)
 
 
+@pytest.mark.parametrize("options", TERMS)
+@pytest.mark.parametrize("classes", [1, 15, 16, 17, 50])
+def test_rows_of_several_blocks(classes, options, change_tables):
+    block = {"elements": 16, "warps": 1}
+    change_tables(cross_entropy=dict.fromkeys(("once", "twice", "twice_with_states", "gradient"), block))
+    for reduction in ("sum", "none"):
+        weight = torch.rand(classes, device=tritonite.device) if reduction == "sum" else None
+        functions = both(targets(5, classes=classes), weight, 4, reduction=reduction, **options)
+        agree(*functions, operands(5, classes=classes), terms=16, grad_terms=64)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "none"])

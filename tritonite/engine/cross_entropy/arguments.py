@@ -70,7 +70,8 @@ class LossMeta:
     """The compile-time parameters of the cross-entropy kernels.
 
     A block has `rows` rows of `columns` logits. `softcap`, `smoothing` and `z_loss` say which terms the loss has,
-    `reduced` whether losses are summed, `mean` whether the sum or the gradient is divided by the total weight.
+    `reduced` whether losses are summed, `mean` whether the sum or the gradient is divided by the total weight. With
+    `padded`, rows have memory for a multiple of 16 classes, so that the last accesses are whole vectors.
     """
 
     index: Any
@@ -82,3 +83,4 @@ class LossMeta:
     z_loss: bool = False
     reduced: bool = False
     mean: bool = False
+    padded: bool = False

@@ -12,13 +12,18 @@ from typing import NamedTuple
 import torch
 
 from tritonite.engine.cross_entropy.arguments import Classes, Statistics, Targets
-from tritonite.engine.cross_entropy.launch import Loss, add_columns, read_rows, table, write_gradient
+from tritonite.engine.cross_entropy.launch import (
+    Loss,
+    add_columns,
+    buffer_for_logits,
+    read_rows,
+    replace_by_gradient,
+    table,
+    write_gradient,
+)
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue, Sums
 from tritonite.runtime.contract import empty, zeros
-
-# Bytes that TMA needs rows to start at multiples of.
-_ALIGNED = 16
 
 
 class Head(NamedTuple):
@@ -61,13 +66,6 @@ def make_gradients(head: Head, wanted: tuple[bool, bool, bool], accumulate: torc
     )
 
 
-def _logits_buffer(head: Head) -> torch.Tensor:
-    """Allocate the logits of a chunk, whose rows start at addresses that TMA can copy from."""
-    n_classes, dtype = head.weight.shape[0], head.input.dtype
-    multiple = _ALIGNED // dtype.itemsize
-    return empty((head.chunk, -(-n_classes // multiple) * multiple), dtype, head.input.device)[:, :n_classes]
-
-
 def _chunks(
     head: Head, targets: Targets, statistics: Statistics
 ) -> Iterator[tuple[int, torch.Tensor, Targets, Statistics]]:
@@ -75,7 +73,7 @@ def _chunks(
     n_tokens = head.input.shape[0]
     if not n_tokens:
         return
-    buffer = _logits_buffer(head)
+    buffer = buffer_for_logits(head.chunk, head.weight.shape[0], head.input)
     bias = NO_EPILOGUE if head.bias is None else Epilogue(head.bias, beta=1.0)
     for start in range(0, n_tokens, head.chunk):
         own = slice(start, min(start + head.chunk, n_tokens))
@@ -102,16 +100,15 @@ def _propagate(head: Head, start: int, logits: torch.Tensor, gradients: Gradient
 def read_head(head: Head, targets: Targets, statistics: Statistics, loss: Loss, classes: Classes) -> None:
     """Fill the statistics of all tokens' logits."""
     for _, logits, own_targets, own in _chunks(head, targets, statistics):
-        read_rows(logits, own_targets, own, loss, classes)
+        read_rows(logits, own_targets, own, loss, classes, padded=True)
 
 
 def read_head_with_gradients(
     head: Head, targets: Targets, statistics: Statistics, loss: Loss, gradients: Gradients
 ) -> None:
     """Fill the statistics of all tokens' logits, and the gradients of the losses' sum."""
-    n_classes = head.weight.shape[0]
     for start, logits, own_targets, own in _chunks(head, targets, statistics):
-        read_rows(logits, own_targets, own, loss, Classes(n_classes, n_classes, 0), in_place=True)
+        replace_by_gradient(logits, own_targets, own, loss)
         _propagate(head, start, logits, gradients)
 
 
@@ -128,5 +125,5 @@ def write_head_gradients(
     """Fill the gradients from known statistics, with logits computed anew; `grad` as in `launch.write_gradient`."""
     for start, logits, own_targets, own in _chunks(head, targets, statistics):
         own_grad = grad[start : start + logits.shape[0]] if grad.dim() else grad
-        write_gradient(own_grad, logits, logits, own_targets, own, total, loss, classes)
+        write_gradient(own_grad, logits, logits, own_targets, own, total, loss, classes, padded=True)
         _propagate(head, start, logits, gradients)

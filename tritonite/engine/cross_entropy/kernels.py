@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from tritonite.language import libdevice
-from tritonite.language.indices import strided_offset
+from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
@@ -38,6 +38,16 @@ def _capped(x, softcap, META: tl.constexpr):
         cap = _number(softcap, META)[None, :]
         x = cap * libdevice.tanh(true_divide(x, cap))
     return x
+
+
+@triton.jit
+def _in_memory(column, n_columns, META: tl.constexpr):
+    """Return the mask of columns that a row has memory for."""
+    if META.padded:
+        column_mask = column < aligned_to(n_columns + 15, 16)
+    else:
+        column_mask = column < n_columns
+    return column_mask
 
 
 @triton.jit
@@ -73,15 +83,15 @@ def _statistics_of_rows(x, offset, row_mask, rows, classes, weight, statistics, 
         column_mask = column < classes.own
         mask = row_mask[:, None] & column_mask[None, :]
         pointers = x + (offset[:, None] + column.to(META.index)[None, :] * rows.column_stride)
-        value = _capped(tl.load(pointers, mask=mask, other=0), softcap, META)
+        readable = row_mask[:, None] & _in_memory(column, classes.own, META)[None, :]
+        value = _capped(tl.load(pointers, mask=readable, other=0), softcap, META)
         if META.smoothing:
             if weight is not None:
                 class_weight = tl.load(weight + classes.first + column, mask=column_mask, other=0).to(META.compute)
                 weights += class_weight
-                smooth += value * class_weight[None, :]
+                smooth += tl.where(mask, value * class_weight[None, :], 0.0)
             else:
-                # Masked logits are 0, and so are they after the cap.
-                smooth += value
+                smooth += tl.where(mask, value, 0.0)
         value = tl.where(mask, value, float("-inf"))
         if statistics.best is not None:
             largest, index = tl.max(value, 1, return_indices=True)
@@ -246,7 +256,7 @@ def replace_by_gradient(
     for start in range(0, classes.own, COLUMNS):
         column = start + tl.arange(0, META.columns)
         column_mask = column < classes.own
-        mask = row_mask[:, None] & column_mask[None, :]
+        mask = row_mask[:, None] & _in_memory(column, classes.own, META)[None, :]
         pointers = x + (offset[:, None] + column.to(META.index)[None, :] * rows.column_stride)
         raw = tl.load(pointers, mask=mask, other=0)
         gradient = _gradient_block(
@@ -287,7 +297,7 @@ def write_gradient(
     row_mask = row < n_rows
     column = tl.program_id(1) * META.columns + tl.arange(0, META.columns)
     column_mask = column < classes.own
-    mask = row_mask[:, None] & column_mask[None, :]
+    mask = row_mask[:, None] & _in_memory(column, classes.own, META)[None, :]
     offset = strided_offset(row, rows.shape, rows.strides)
     raw = tl.load(x + (offset[:, None] + column.to(META.index)[None, :] * rows.column_stride), mask=mask, other=0)
     target, weight, counts = _weights_of_targets(targets, row, row_mask, classes.every, ignore_index, META)

@@ -15,6 +15,8 @@ from tritonite.engine.cross_entropy.table import CROSS_ENTROPY, Block, CrossEntr
 from tritonite.engine.iteration import collapse, contiguous_strides, offset_type, power_of_2
 from tritonite.runtime.contract import empty
 
+_PADDED = 16
+
 
 class Loss(NamedTuple):
     """Numbers of a loss; `softcap` is None for none. `ignore_index` may be a symbol."""
@@ -49,6 +51,11 @@ def _rows_of(x: torch.Tensor) -> Rows:
     return Rows(tuple(sizes[:-1]), tuple(strides[1]), x.stride(-1))
 
 
+def buffer_for_logits(n_rows: int, n_classes: int, like: torch.Tensor) -> torch.Tensor:
+    """Allocate logits whose rows have memory for a multiple of 16 classes, as vectors and TMA need."""
+    return empty((n_rows, -(-n_classes // _PADDED) * _PADDED), like.dtype, like.device)[:, :n_classes]
+
+
 def _meta(block: Block, n_columns: int, compute: torch.dtype, index: Any, **facts: Any) -> LossMeta:
     """Return the facts of a block, whose shape depends on the classes alone and so not on the number of rows."""
     columns = min(power_of_2(n_columns), block.elements)
@@ -78,20 +85,32 @@ def make_statistics(
 
 
 def read_rows(
-    x: torch.Tensor, targets: Targets, statistics: Statistics, loss: Loss, classes: Classes, in_place: bool = False
+    x: torch.Tensor, targets: Targets, statistics: Statistics, loss: Loss, classes: Classes, padded: bool = False
 ) -> None:
-    """Fill the statistics of rows of logits; with `in_place` replace the logits by the gradient of the losses' sum."""
+    """Fill the statistics of rows of logits, which are `padded` if they are of `buffer_for_logits`."""
     n_rows = math.prod(x.shape[:-1])
     if not n_rows:
         return
-    block = table().twice if in_place else table().once
-    meta = _meta(block, classes.own, opmath(x.dtype), offset_type(x), **loss.facts)
-    grid, options = (-(-n_rows // meta.rows),), {"num_warps": _warps(block, meta)}
-    given = (x, targets, statistics, _rows_of(x), classes, n_rows, loss.ignore_index)
-    if in_place:
-        kernels.replace_by_gradient[grid](*given, loss.label_smoothing, loss.cap, loss.z_loss, META=meta, **options)
-    else:
-        kernels.read_rows[grid](*given, loss.cap, META=meta, **options)
+    block = table().once
+    meta = _meta(block, classes.own, opmath(x.dtype), offset_type(x), padded=padded, **loss.facts)
+    kernels.read_rows[(-(-n_rows // meta.rows),)](
+        *(x, targets, statistics, _rows_of(x), classes, n_rows, loss.ignore_index, loss.cap),
+        META=meta,
+        num_warps=_warps(block, meta),
+    )
+
+
+def replace_by_gradient(x: torch.Tensor, targets: Targets, statistics: Statistics, loss: Loss) -> None:
+    """Fill the statistics of logits of `buffer_for_logits`, and replace them by the gradient of the losses' sum."""
+    n_rows, n_classes = math.prod(x.shape[:-1]), x.shape[-1]
+    block = table().twice if statistics.smooth is None and statistics.best is None else table().twice_with_states
+    meta = _meta(block, n_classes, opmath(x.dtype), offset_type(x), padded=True, **loss.facts)
+    kernels.replace_by_gradient[(-(-n_rows // meta.rows),)](
+        *(x, targets, statistics, _rows_of(x), Classes(n_classes, n_classes, 0), n_rows),
+        *(loss.ignore_index, loss.label_smoothing, loss.cap, loss.z_loss),
+        META=meta,
+        num_warps=_warps(block, meta),
+    )
 
 
 def write_gradient(
@@ -103,17 +122,18 @@ def write_gradient(
     total: torch.Tensor | None,
     loss: Loss,
     classes: Classes,
+    padded: bool = False,
 ) -> None:
     """Write the gradient by logits `x` to `out`, which may be `x`. `grad` is contiguous, of one element or one a row.
 
-    With `total`, the total weight of the targets, the loss is a mean.
+    With `total`, the total weight of the targets, the loss is a mean. `padded` logits are of `buffer_for_logits`.
     """
     n_rows = math.prod(x.shape[:-1])
     if not n_rows:
         return
     block = table().gradient
     index = offset_type(x, out)
-    meta = _meta(block, classes.own, opmath(x.dtype), index, mean=total is not None, **loss.facts)
+    meta = _meta(block, classes.own, opmath(x.dtype), index, mean=total is not None, padded=padded, **loss.facts)
     kernels.write_gradient[(-(-n_rows // meta.rows), -(-classes.own // meta.columns))](
         *(grad, x, out, targets, statistics.lse, statistics.weight_sum, total, _rows_of(x), _rows_of(out), classes),
         *(n_rows, 1 if grad.dim() else 0, loss.ignore_index, loss.label_smoothing, loss.cap, loss.z_loss),

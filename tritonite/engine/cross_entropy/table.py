@@ -19,6 +19,7 @@ class CrossEntropyTable(NamedTuple):
       `once`: blocks of rows that are read once, for the loss alone.
       `twice`: blocks of rows that are read twice, for the loss and for the gradient over the logits. One program runs
       on a multiprocessor, so that L2 keeps the rows in flight for the second reading.
+      `twice_with_states`: the same with label smoothing or the class of the largest logit, whose states take registers.
       `gradient`: blocks of a gradient from known statistics of rows.
       `rows`: rows of a block of the kernels that have a few numbers per row.
       `chunk_tokens`: fewest tokens of a chunk of a head's logits. Each chunk reads the head's weight twice, and reads
@@ -29,6 +30,7 @@ class CrossEntropyTable(NamedTuple):
 
     once: Block
     twice: Block
+    twice_with_states: Block
     gradient: Block
     rows: Block
     chunk_tokens: int
@@ -39,13 +41,14 @@ class CrossEntropyTable(NamedTuple):
 _NVIDIA = CrossEntropyTable(
     once=Block(4096, 8),
     twice=Block(16384, 32),
+    twice_with_states=Block(8192, 32),
     gradient=Block(4096, 8),
     rows=Block(2048, 8),
     chunk_tokens=1024,
     chunk_share=0.01,
     chunk_multiple=128,
 )
-_AMD = _NVIDIA._replace(twice=Block(8192, 16))
+_AMD = _NVIDIA._replace(twice=Block(8192, 16), twice_with_states=Block(4096, 16))
 
 CROSS_ENTROPY: dict[str, CrossEntropyTable] = {
     "nvidia": _NVIDIA,
