@@ -4,7 +4,9 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 """
 
 from tritonite import registry
+from tritonite.fused.cross_entropy import cross_entropy
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
@@ -13,7 +15,9 @@ from tritonite.install import library
 library.register(registry.declarations)
 
 __all__ = [
+    "cross_entropy",
     "gelu_and_mul",
+    "linear_cross_entropy",
     "paged_attention",
     "reshape_and_cache",
     "rotary_embedding",

@@ -7,8 +7,10 @@ from tritonite.testing.samples.matmul import terms_of_products
 from tritonite.testing.samples.normalization import terms_of_gradients
 
 facts.TERMS["paged_attention"] = terms_of_products
-facts.ROUNDED_TERMS.add("paged_attention")
+facts.TERMS["linear_cross_entropy"] = terms_of_products
+facts.ROUNDED_TERMS |= {"paged_attention", "linear_cross_entropy"}
 facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward")(terms_of_gradients)
 facts.CANCELLING |= {
+    *("cross_entropy_backward", "linear_cross_entropy"),
     *("paged_attention", "skip_layer_norm", "skip_layer_norm_backward", "skip_rms_norm", "skip_rms_norm_backward"),
 }
