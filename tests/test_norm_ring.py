@@ -118,7 +118,7 @@ def run(program, programs, at_once, *args, **constants):
         "add_pairs": None,
         "wait_for_previous_launch": lambda: None,
     }
-    for name in ("_before_end", "_copy", "_scale", "norm_backward_by_ring"):
+    for name in ("_before_end", "_copy", "_scale", "_with_offset", "norm_backward_by_ring"):
         function = getattr(ring, name)
         function = function.jit.fn if name == "norm_backward_by_ring" else function.fn
         scope[name] = types.FunctionType(function.__code__, scope, name)
@@ -168,10 +168,10 @@ def test_norms_through_a_ring(dtype, n, layer, monkeypatch):
     for late, own_weight in ((grad_total, weight), (None, weight), (grad_total, None)):
         if layer:
             given = grad, late, total, mean, rstd, own_weight, weight, own_weight is not None, True
-            found, again = (library.skip_layer_norm_backward(*given) for _ in range(2))
+            found, again = (library.layer_norm_backward(*given) for _ in range(2))
         else:
             given = grad, late, total, rstd, own_weight, own_weight is not None
-            found, again = (library.skip_rms_norm_backward(*given) for _ in range(2))
+            found, again = (library.rms_norm_backward(*given) for _ in range(2))
         exact = gradients(grad, late, total, mean, rstd, own_weight)
         for own, same, expected in zip(found, again, exact, strict=False):
             if own is not None:

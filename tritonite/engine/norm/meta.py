@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Rounded(NamedTuple):
+    """Whether the sum is rounded before it is normalised, and the normalised sum before it is multiplied."""
+
+    total: bool
+    normalized: bool
 
 
 @dataclass(frozen=True)
@@ -15,7 +22,12 @@ class NormMeta:
     `in_order`, reductions do not depend on the number of rows.
 
     With `given` the statistics of rows are operands of the forward pass. `weight` and `bias` say which parameters there
-    are; in the backward pass, which of their gradients are computed.
+    are; in the backward pass, which of their gradients are computed. `offset` is added to the weight. `layer` says
+    whether the forward pass is a layer norm, and `rounded` where it rounds to the operands' dtype before the end. With
+    `in_place` results are written over the operands.
+
+    With a `granularity` the normalised values are quantised: with one scale for each "token", each "block" of a row, or
+    the "tensor". `most` is the largest value of the quantised dtype.
     """
 
     index: Any
@@ -30,6 +42,12 @@ class NormMeta:
     weight: bool = False
     bias: bool = False
     given: bool = False
+    offset: float = 0.0
+    layer: bool = False
+    rounded: Rounded = Rounded(False, False)
+    in_place: bool = False
+    granularity: str = ""
+    most: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +57,7 @@ class RingMeta:
     A row has `chunks` chunks, of which the first `whole` need no mask. The rings of the sum and of the gradient of the
     normalised sum have `ring` chunks each; the ring of the gradient of the sum has `late` chunks, 0 without it. The
     first `held` chunks of the weight stay in registers. `weight` and `bias` say which gradients of parameters are
-    computed.
+    computed. `offset` is added to the weight.
     """
 
     index: Any
@@ -50,3 +68,4 @@ class RingMeta:
     ring: int
     late: int
     held: int
+    offset: float = 0.0

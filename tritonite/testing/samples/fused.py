@@ -8,7 +8,7 @@ from tritonite.testing.samples.normalization import terms_of_gradients
 
 facts.TERMS["paged_attention"] = terms_of_products
 facts.ROUNDED_TERMS.add("paged_attention")
-facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward")(terms_of_gradients)
+facts.terms("layer_norm_backward", "rms_norm_backward")(terms_of_gradients)
 facts.CANCELLING |= {
-    *("paged_attention", "skip_layer_norm", "skip_layer_norm_backward", "skip_rms_norm", "skip_rms_norm_backward"),
+    *("paged_attention", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
 }
