@@ -9,6 +9,7 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import offset_type, power_of_2
+from tritonite.engine.movement import move
 from tritonite.engine.norm.blocks import choose_blocks, choose_ring
 from tritonite.engine.norm.kernels import add_partials, norm_backward, norm_forward
 from tritonite.engine.norm.meta import Rounded
@@ -63,8 +64,8 @@ def forward_in_place(
         operands = tuple([each.view(-1, each.shape[-1]) for each in (x, residual)])
     except RuntimeError:
         normalized, total, *_ = forward(x, residual, weight, None, eps, kind)
-        x.copy_(normalized)
-        residual.copy_(total)
+        move(normalized, x)
+        move(total, residual)
         return
     _normalize(operands, (weight, None), operands, (), eps, kind, in_place=True)
 
