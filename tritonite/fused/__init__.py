@@ -4,21 +4,32 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 """
 
 from tritonite import registry
-from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu_and_mul, swiglu
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
+from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantize
 from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
 from tritonite.install import library
 
 library.register(registry.declarations)
 
 __all__ = [
+    "add_rms_norm_",
+    "geglu",
     "gelu_and_mul",
+    "layer_norm",
     "paged_attention",
+    "quantize",
+    "reglu",
+    "relu_and_mul",
     "reshape_and_cache",
+    "rms_norm",
+    "rms_norm_quantize",
     "rotary_embedding",
     "rotary_embedding_",
     "silu_and_mul",
     "skip_layer_norm",
     "skip_rms_norm",
+    "swiglu",
+    "swiglu_quantize",
 ]

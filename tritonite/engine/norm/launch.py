@@ -14,7 +14,7 @@ from tritonite.engine.norm.blocks import choose_blocks, choose_ring
 from tritonite.engine.norm.kernels import add_partials, norm_backward, norm_forward
 from tritonite.engine.norm.meta import Rounded
 from tritonite.engine.norm.ring import norm_backward_by_ring
-from tritonite.engine.quantize import Quantization, as_matrix, most_of, quantize, quantized_outputs
+from tritonite.engine.quantize import Quantization, as_matrix, most_of, quantize_tensor, quantized_outputs
 from tritonite.engine.rows.declare import Reduction
 from tritonite.language.quantize import BLOCK
 from tritonite.runtime.contract import empty, settings, zeros
@@ -79,13 +79,13 @@ def forward_quantized(
     """
     x = operands[0]
     total = tuple([empty(each.shape, each.dtype, each.device) for each in operands[1:]])
-    out, scales = quantized_outputs(x, wanted)
+    out, scales = quantized_outputs(x.shape, x, wanted)
     if x.numel():
         rows = as_matrix(x)
         if wanted.granularity == "token" and choose_blocks(rows, len(operands), weight is not None, 0).splits > 1:
             normalized = empty(x.shape, x.dtype, x.device)
             _normalize(operands, (weight, None), (normalized, *total), (), eps, kind)
-            quantize((normalized,), out, scales, wanted)
+            quantize_tensor((normalized,), out, scales, wanted)
         else:
             _normalize(operands, (weight, None), (out, *total), (), eps, kind, (wanted, scales))
     return [out, scales, *(*total, None)[:1]]
