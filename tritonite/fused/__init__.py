@@ -8,7 +8,7 @@ from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantize
-from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
+from tritonite.fused.rotary import multimodal_rotary_embedding, rotary_embedding, rotary_embedding_
 from tritonite.install import library
 
 library.register(registry.declarations)
@@ -18,6 +18,7 @@ __all__ = [
     "geglu",
     "gelu_and_mul",
     "layer_norm",
+    "multimodal_rotary_embedding",
     "paged_attention",
     "quantize",
     "reglu",

@@ -164,6 +164,7 @@ def _fake_quantize(x, dtype, granularity, scale=None):
     "quantize(Tensor x, ScalarType dtype, str granularity, Tensor? scale=None) -> (Tensor, Tensor)",
     fake=_fake_quantize,
     accepts=SINGLE_FLOATS,
+    leading=("x",),
 )
 def quantize_host(x, dtype, granularity, scale=None):
     """Return x quantised and its scales; None for a scale that is given: Micikevicius et al. 2022."""
@@ -190,6 +191,7 @@ def _fake_swiglu(x, y, dtype, granularity, scale=None):
     "swiglu_quantize(Tensor x, Tensor? y, ScalarType dtype, str granularity, Tensor? scale=None) -> (Tensor, Tensor)",
     fake=_fake_swiglu,
     accepts=SINGLE_FLOATS,
+    leading=("x", "y"),
 )
 def swiglu_quantize_host(x, y, dtype, granularity, scale=None):
     """Return silu(x) * y quantised, and its scales; None for a scale that is given: Shazeer 2020."""
@@ -213,6 +215,7 @@ def _fake_rms_norm(x, residual, weight, eps, offset, casting, dtype, granularity
     " ScalarType dtype, str granularity, Tensor? scale=None) -> (Tensor, Tensor, Tensor)",
     fake=_fake_rms_norm,
     accepts=SINGLE_FLOATS,
+    leading=("x", "residual"),
     pin=("offset",),
 )
 def rms_norm_quantize_host(x, residual, weight, eps, offset, casting, dtype, granularity, scale=None):
