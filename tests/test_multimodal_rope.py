@@ -50,9 +50,7 @@ CASES = [
 
 
 @pytest.mark.smoke
-@every_second(
-    ("sizes", "interleaved", "interleaved_sections", "dtype"), CASES, [False, True], [False, True], DTYPES
-)
+@every_second(("sizes", "interleaved", "interleaved_sections", "dtype"), CASES, [False, True], [False, True], DTYPES)
 def test_values_and_gradients(sizes, interleaved, interleaved_sections, dtype):
     lead, sequence, heads, size, sections, leading = sizes
     query, key = (normal(*lead, sequence, each, size, dtype=dtype, grad=True) for each in heads)
@@ -122,7 +120,7 @@ def test_wrong_arguments_are_refused(args, reason):
 
 def test_cos_and_sin_have_no_gradient():
     cos = normal(3, 2, 2, grad=True)
-    with pytest.raises(Unsupported, match="multimodal_rotary_embedding.*detach"):
+    with pytest.raises(Unsupported, match=r"multimodal_rotary_embedding.*detach"):
         fused.multimodal_rotary_embedding(normal(2, 1, 4), None, cos, cos, [1, 1, 0])
 
 

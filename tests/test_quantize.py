@@ -133,7 +133,10 @@ def test_rows_at_any_stride(granularity):
     for x in (transposed, padded, expanded, normal(4, 150, 3).transpose(1, 2)):
         same(fused.quantize(x, INT8, granularity), reference(x, INT8, granularity))
         same(fused.swiglu_quantize(x, granularity=granularity), fused.quantize(fused.swiglu(x), FLOAT8, granularity))
-        same(fused.rms_norm_quantize(x, granularity=granularity)[:1], fused.quantize(fused.rms_norm(x), FLOAT8, granularity)[:1])
+        same(
+            fused.rms_norm_quantize(x, granularity=granularity)[:1],
+            fused.quantize(fused.rms_norm(x), FLOAT8, granularity)[:1],
+        )
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8), (4, 0)])

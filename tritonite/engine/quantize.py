@@ -89,6 +89,7 @@ def quantize_rows(
     INDEX: tl.constexpr = META.index
     ROWS: tl.constexpr = META.rows
     COLUMNS: tl.constexpr = META.columns
+    CHUNKS: tl.constexpr = META.chunks
     MOST: tl.constexpr = META.most
     OUT: tl.constexpr = out.dtype.element_ty
     strides = row_strides, column_strides
@@ -99,8 +100,8 @@ def quantize_rows(
     if META.granularity == "token":
         maxima = tl.zeros((ROWS, COLUMNS), tl.float32)
         held = ()
-        if META.chunks > 0:
-            for chunk in tl.static_range(META.chunks):
+        if CHUNKS > 0:
+            for chunk in tl.static_range(CHUNKS):
                 index = chunk * COLUMNS + column
                 mask = row_mask[:, None] & (index < n_columns)[None, :]
                 held = held + (_values(operands, row, index, mask, *strides, META),)
@@ -114,8 +115,8 @@ def quantize_rows(
         scale = scale_of(tl.max(maxima, 1), MOST)
         tl.store(scales + row, scale, mask=row_mask)
         factor = inverse_scale(scale)[:, None]
-        if META.chunks > 0:
-            for chunk in tl.static_range(META.chunks):
+        if CHUNKS > 0:
+            for chunk in tl.static_range(CHUNKS):
                 index = chunk * COLUMNS + column
                 mask = row_mask[:, None] & (index < n_columns)[None, :]
                 tl.store(out_rows + index[None, :], quantized(held[chunk] * factor, MOST, OUT), mask=mask)
