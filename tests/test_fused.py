@@ -295,14 +295,14 @@ def _calls():
     x, residual, weight = normal(2, 3, 8, grad=True), normal(2, 3, 8, grad=True), normal(8, grad=True)
     rows, half = normal(2, 3), normal(2, 3, 4)
     grad, cos = normal(2, 3, 8), normal(2, 2)
-    yield library.skip_layer_norm, (x, residual, weight, weight, 1e-3)
-    yield library.skip_layer_norm, (x, residual)
-    yield library.skip_layer_norm_backward, (grad, grad, grad, rows, rows, weight.detach(), weight.detach(), True, True)
-    yield library.skip_layer_norm_backward, (grad, None, grad, rows, rows, None, None, False, False)
-    yield library.skip_rms_norm, (x, residual, weight)
-    yield library.skip_rms_norm, (x, residual, None, None)
-    yield library.skip_rms_norm_backward, (grad, grad, grad, rows, weight.detach(), True)
-    yield library.skip_rms_norm_backward, (grad, None, grad, rows, None, False)
+    yield library.layer_norm, (x, residual, weight, weight, 1e-3)
+    yield library.layer_norm, (x, residual)
+    yield library.layer_norm_backward, (grad, grad, grad, rows, rows, weight.detach(), weight.detach(), True, True)
+    yield library.layer_norm_backward, (grad, None, grad, rows, rows, None, None, False, False)
+    yield library.rms_norm, (x, residual, weight)
+    yield library.rms_norm, (x, residual, None, None)
+    yield library.rms_norm_backward, (grad, grad, grad, rows, weight.detach(), True)
+    yield library.rms_norm_backward, (grad, None, grad, rows, None, False)
     for name in ("silu", "gelu"):
         for y in (None, residual):
             yield getattr(library, f"{name}_and_mul"), (x, y)
@@ -377,7 +377,7 @@ for _ in range(2):
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, operands, grad), expected_grads)
 counts = tritonite.stats()
-for name in ("skip_rms_norm", "silu_and_mul", "gelu_and_mul"):
+for name in ("rms_norm", "silu_and_mul", "gelu_and_mul"):
     for own in (counts[f"tritonite::{name}"], counts[f"tritonite::{name}_backward"]):
         assert (own.launched, own.replayed) == (EXPECTED), (name, own)
 """
@@ -436,8 +436,8 @@ def test_backward_takes_operands_of_any_stride():
     grad, total, statistics = normal(6, 8, 2)[..., 0], normal(8, 6).t(), normal(6, 2)
     given = grad, None, total, statistics[:, 0], statistics[:, 1], None, None, False, False
     contiguous = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in given]
-    expected = library.skip_layer_norm_backward(*contiguous)
-    torch.testing.assert_close(library.skip_layer_norm_backward(*given)[0], expected[0])
+    expected = library.layer_norm_backward(*contiguous)
+    torch.testing.assert_close(library.layer_norm_backward(*given)[0], expected[0])
 
 
 def test_glu_gradient():
@@ -484,7 +484,7 @@ for _ in range(2):
     else:
         raise AssertionError
 counts = tritonite.stats()
-for name, calls in (("skip_rms_norm", 3), ("silu_and_mul", 2), ("silu_and_mul_backward", 2)):
+for name, calls in (("rms_norm", 3), ("silu_and_mul", 2), ("silu_and_mul_backward", 2)):
     own = counts[f"tritonite::{name}"]
     assert (own.launched, own.replayed, own.unrecordable) == (1, calls - 1, {}), (name, own)
 """

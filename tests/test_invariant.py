@@ -155,10 +155,10 @@ def test_fused_norms_do_not_depend_on_other_rows(device, invariant):
         weight, bias = torch.randn(n, device=device), torch.randn(n, device=device)
         check(lambda x, residual: fused.skip_layer_norm(x, residual, weight, bias), x, residual)
         check(lambda x, residual: fused.skip_rms_norm(x, residual, weight), x, residual)
-        _, total, rstd = torch.ops.tritonite.skip_rms_norm(x, residual, weight)
+        _, total, rstd = torch.ops.tritonite.rms_norm(x, residual, weight)
 
         def gradient(grad, total, rstd):
-            return torch.ops.tritonite.skip_rms_norm_backward(grad, None, total, rstd, weight, False)[0]
+            return torch.ops.tritonite.rms_norm_backward(grad, None, total, rstd, weight, False)[0]
 
         check(gradient, grad, total, rstd)
 
@@ -329,4 +329,4 @@ def test_scopes_switch_it(device, path, small_blocks):
 
 def test_fused_calls_are_asked_too(device):
     with tritonite.use_gems(include=(), invariant=True):
-        assert "invariant" in tritonite.explain("tritonite::skip_rms_norm", *torch.ones(2, 3, 8, device=device))
+        assert "invariant" in tritonite.explain("tritonite::rms_norm", *torch.ones(2, 3, 8, device=device))

@@ -118,7 +118,7 @@ def run(program, programs, at_once, *args, **constants):
         "add_pairs": None,
         "wait_for_previous_launch": lambda: None,
     }
-    for name in ("_before_end", "_copy", "_scale", "norm_backward_by_ring"):
+    for name in ("_before_end", "_copy", "_scale", "_with_offset", "norm_backward_by_ring"):
         function = getattr(ring, name)
         function = function.jit.fn if name == "norm_backward_by_ring" else function.fn
         scope[name] = types.FunctionType(function.__code__, scope, name)
@@ -138,11 +138,12 @@ def test_every_chunk_has_arrived_when_it_is_read(chunks, slots, late, layer, at_
     own, partials = torch.empty_like(total), torch.empty(1 + layer, programs, n_columns)
     grads = (grad, grad_total) if late else (grad,)
     given = tuple(each._base for each in grads), total, (rstd, mean)[: 1 + layer], (weight,), own, partials
-    meta = RingMeta(torch.int64, True, layer, chunks, chunks - 1, slots, late, chunks - 1)
+    offset = 0.0 if layer else 0.5
+    meta = RingMeta(torch.int64, True, layer, chunks, chunks - 1, slots, late, chunks - 1, offset)
     for program in range(programs):
         strides = (n_columns + 8,) * len(grads)
         run(program, programs, at_once, *given, strides, n_rows, n_columns, META=meta)
-    exact = gradients(grad, grad_total if late else None, total, mean, rstd, weight)
+    exact = gradients(grad, grad_total if late else None, total, mean, rstd, weight + offset)
     torch.testing.assert_close(own.double(), exact[0], rtol=1e-5, atol=1e-5)
     for found, expected in zip(partials, exact[1:], strict=False):
         torch.testing.assert_close(found.sum(0).double(), expected, rtol=1e-5, atol=1e-5)
@@ -168,10 +169,10 @@ def test_norms_through_a_ring(dtype, n, layer, monkeypatch):
     for late, own_weight in ((grad_total, weight), (None, weight), (grad_total, None)):
         if layer:
             given = grad, late, total, mean, rstd, own_weight, weight, own_weight is not None, True
-            found, again = (library.skip_layer_norm_backward(*given) for _ in range(2))
+            found, again = (library.layer_norm_backward(*given) for _ in range(2))
         else:
             given = grad, late, total, rstd, own_weight, own_weight is not None
-            found, again = (library.skip_rms_norm_backward(*given) for _ in range(2))
+            found, again = (library.rms_norm_backward(*given) for _ in range(2))
         exact = gradients(grad, late, total, mean, rstd, own_weight)
         for own, same, expected in zip(found, again, exact, strict=False):
             if own is not None:

@@ -8,8 +8,11 @@ from tritonite.fused.cross_entropy import cross_entropy
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
 from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
+from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu_and_mul, swiglu
+from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
-from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
+from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantize
+from tritonite.fused.rotary import multimodal_rotary_embedding, rotary_embedding, rotary_embedding_
 from tritonite.install import library
 
 library.register(registry.declarations)
@@ -18,11 +21,23 @@ __all__ = [
     "cross_entropy",
     "gelu_and_mul",
     "linear_cross_entropy",
+    "add_rms_norm_",
+    "geglu",
+    "gelu_and_mul",
+    "layer_norm",
+    "multimodal_rotary_embedding",
     "paged_attention",
+    "quantize",
+    "reglu",
+    "relu_and_mul",
     "reshape_and_cache",
+    "rms_norm",
+    "rms_norm_quantize",
     "rotary_embedding",
     "rotary_embedding_",
     "silu_and_mul",
     "skip_layer_norm",
     "skip_rms_norm",
+    "swiglu",
+    "swiglu_quantize",
 ]

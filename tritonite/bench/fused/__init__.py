@@ -6,5 +6,9 @@ from tritonite.bench.fused import layers, losses
 from tritonite.bench.fused.pair import Pair
 
 PAIRS: dict[str, Pair] = {**layers.PAIRS, **losses.PAIRS}
+from tritonite.bench.fused import layers, norms
+from tritonite.bench.fused.pair import Pair
+
+PAIRS: dict[str, Pair] = {**layers.PAIRS, **norms.PAIRS}
 
 __all__ = ["PAIRS", "Pair"]

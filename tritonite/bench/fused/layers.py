@@ -34,7 +34,7 @@ def _layer_norm_backward(grad, grad_total, total, mean, rstd, weight, bias):
 
 def _fused_layer_norm_backward(grad, grad_total, total, mean, rstd, weight, bias):
     statistics = mean.squeeze(-1), rstd.squeeze(-1)
-    return library.skip_layer_norm_backward(grad, grad_total, total, *statistics, weight, bias, True, True)
+    return library.layer_norm_backward(grad, grad_total, total, *statistics, weight, bias, True, True)
 
 
 def _rms_norm(x, residual, weight):
@@ -48,7 +48,7 @@ def _rms_norm_backward(grad, grad_total, total, rstd, weight):
 
 
 def _fused_rms_norm_backward(grad, grad_total, total, rstd, weight):
-    return library.skip_rms_norm_backward(grad, grad_total, total, rstd.squeeze(-1), weight, True)
+    return library.rms_norm_backward(grad, grad_total, total, rstd.squeeze(-1), weight, True)
 
 
 def _gated(activation, x):
@@ -145,6 +145,7 @@ PAIRS: dict[str, Pair] = {
 _ACTIVATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "silu": (functional.silu, aten.silu_backward),
     "gelu": (functional.gelu, aten.gelu_backward),
+    "relu": (functional.relu, lambda grad, x: aten.threshold_backward(grad, x, 0)),
 }
 for _name, (_activation, _gradient) in _ACTIVATIONS.items():
     PAIRS[f"{_name}_and_mul"] = Pair(

@@ -40,18 +40,18 @@ class RingBlocks(NamedTuple):
         return RingMeta(**self.fields, **others)
 
 
-def choose_blocks(total: torch.Tensor, loaded: int, parameters: int, sums: int) -> NormBlocks:
+def choose_blocks(total: torch.Tensor, loaded: int, parameters: int, sums: int, least: int = 1) -> NormBlocks:
     """Return blocks for rows like those of `total`, of `loaded` tensors, with `parameters` vectors of columns.
 
-    A program accumulates `sums` vectors of columns over its rows.
+    A program accumulates `sums` vectors of columns over its rows. A chunk of a longer row has `least` columns or more.
     """
     device, size = devices.current, total.dtype.itemsize
     n_rows, n_columns = total.shape
     tile = device.row_elements
-    columns = min(power_of_2(n_columns), tile // 4 if n_columns <= tile // 2 else tile // 2)
+    columns = min(power_of_2(n_columns), max(least, tile // 4 if n_columns <= tile // 2 else tile // 2))
     # Registers hold a row's elements, the parameters and the sums; with two sums of float32 half as many elements.
     held = 4 * tile // max(1, size // 4) // (2 if sums > 1 and size == 4 else 1)
-    chunks, most = -(-n_columns // columns), held // columns
+    chunks, most = -(-n_columns // columns), max(1, held // columns)
     splits = 1 if chunks <= most else -(-chunks // 4)
     chunks = chunks if splits == 1 else 4
     elements = columns * chunks

@@ -15,6 +15,7 @@ from tritonite.engine.rows.formulas import add_states, gradient_of_normalized, n
 from tritonite.engine.rows.load import inside
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.quantize import BLOCK, block_maxima, inverse_scale, quantized, scale_of
 from tritonite.language.reduce import reduce_rows_in_order
 from tritonite.runtime.libentry import libentry
 
@@ -37,13 +38,44 @@ def _sum_of_rows(values, IN_ORDER: tl.constexpr):
     return total[:, None]
 
 
+@triton.jit
+def _offset_weight(weight, META: tl.constexpr):
+    """Return a chunk of the weight as a row in the compute dtype, with the offset."""
+    weight = _keep_packed(weight, META.packed).to(META.compute)[None, :]
+    if META.offset != 0.0:
+        weight += META.offset
+    return weight
+
+
+@triton.jit
+def _scaled(value, scales, META: tl.constexpr, ELEMENT: tl.constexpr):
+    """Return normalised values times the weight and plus the bias, in the compute dtype.
+
+    If META.round_normalized, the values, and the weight with its offset, are rounded to ELEMENT first.
+    """
+    ROUNDED: tl.constexpr = META.round_normalized
+    if ROUNDED:
+        value = value.to(ELEMENT).to(META.compute)
+    if META.weight:
+        if ROUNDED:
+            weight = _keep_packed(scales[0], META.packed).to(ELEMENT).to(META.compute)[None, :]
+            if META.offset != 0.0:
+                weight = (weight + META.offset).to(ELEMENT).to(META.compute)
+        else:
+            weight = _offset_weight(scales[0], META)
+        value *= weight
+    if META.bias:
+        value += _keep_packed(scales[len(scales) - 1], META.packed).to(META.compute)[None, :]
+    return value
+
+
 @libentry()
 @triton.jit
 def norm_forward(
     operands,
     parameters,
-    normalized,
-    total,
+    outs,
+    scales_of_rows,
     statistics,
     row_strides,
     column_strides,
@@ -52,10 +84,11 @@ def norm_forward(
     eps: tl.float64,
     META: tl.constexpr,
 ):
-    """Normalise the sum of the `operands` in a persistent program, META.rows rows at a time, and store both.
+    """Normalise the sum of the `operands` in a persistent program, META.rows rows at a time.
 
-    `statistics` are rstd and, for layer norm, the mean. They are stored, or loaded if META.given, where several
-    programs take slices of a row. `parameters` are a weight and a bias, or one of them. A second pass over the
+    `outs` are the normalised sum and, of two operands, the sum. `statistics` are rstd and, for layer norm, the mean.
+    They are stored if given, or loaded if META.given, where several programs take slices of a row. `parameters` are a
+    weight and a bias, or one of them. `scales_of_rows` has the quantised values' scales. A second pass over the
     registers computes the variance and corrects the mean (Chan, Golub, LeVeque 1983).
     """
     wait_for_previous_launch()
@@ -66,8 +99,13 @@ def norm_forward(
     CHUNKS: tl.constexpr = META.chunks
     WHOLE: tl.constexpr = META.whole
     first = tl.program_id(1) * (CHUNKS * COLUMNS)
-    LAYER: tl.constexpr = len(statistics) > 1
+    LAYER: tl.constexpr = META.layer
+    ELEMENT: tl.constexpr = operands[0].dtype.element_ty
+    OUT: tl.constexpr = outs[0].dtype.element_ty
+    N_BLOCKS: tl.constexpr = max(1, COLUMNS // BLOCK)
     scales = ()
+    if META.granularity == "tensor":
+        fixed = inverse_scale(tl.load(scales_of_rows[0]))
     for chunk in tl.static_range(CHUNKS):
         column = first + chunk * COLUMNS + tl.arange(0, COLUMNS)
         mask = inside(column, n_columns, chunk < WHOLE)
@@ -83,10 +121,15 @@ def norm_forward(
             both = row_mask[:, None] & inside(index, n_columns, chunk < WHOLE)[None, :]
             offset = row[:, None] * row_strides[0] + index[None, :] * column_strides[0]
             value = tl.load(operands[0] + offset, mask=both, other=0).to(COMPUTE)
-            offset = row[:, None] * row_strides[1] + index[None, :] * column_strides[1]
-            value += tl.load(operands[1] + offset, mask=both, other=0).to(COMPUTE)
-            pointers = total + row[:, None] * n_columns + index[None, :]
-            tl.store(pointers, value.to(total.dtype.element_ty), mask=both)
+            if len(operands) > 1:
+                offset = row[:, None] * row_strides[1] + index[None, :] * column_strides[1]
+                value += tl.load(operands[1] + offset, mask=both, other=0).to(COMPUTE)
+                if not META.in_place:
+                    offset = row[:, None] * n_columns + index[None, :]
+                rounded = value.to(ELEMENT)
+                tl.store(outs[1] + offset, rounded, mask=both)
+                if META.round_total:
+                    value = rounded.to(COMPUTE)
             values = values + (value,)
             if LAYER:
                 sums += value
@@ -112,22 +155,53 @@ def norm_forward(
                 error = true_divide(_sum_of_rows(errors, META.in_order), count)
                 mean = estimate + error
                 square = tl.maximum(true_divide(_sum_of_rows(squares, META.in_order), count) - error * error, 0.0)
-                tl.store(statistics[1] + row, tl.reshape(mean, (ROWS,)), mask=row_mask)
+                if len(statistics) > 0:
+                    tl.store(statistics[1] + row, tl.reshape(mean, (ROWS,)), mask=row_mask)
             rstd = inverse(square_root(square + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE)))
-            tl.store(statistics[0] + row, tl.reshape(rstd, (ROWS,)), mask=row_mask)
+            if len(statistics) > 0:
+                tl.store(statistics[0] + row, tl.reshape(rstd, (ROWS,)), mask=row_mask)
+        results = ()
+        maxima = tl.zeros((ROWS, COLUMNS), tl.float32)
         for chunk in tl.static_range(CHUNKS):
             index = (first + chunk * COLUMNS + tl.arange(0, COLUMNS)).to(INDEX)
             both = row_mask[:, None] & inside(index, n_columns, chunk < WHOLE)[None, :]
             value = values[chunk]
             if LAYER:
                 value = value - mean
-            value = value * rstd
-            if META.weight:
-                value *= _keep_packed(scales[chunk * len(parameters)], META.packed).to(COMPUTE)[None, :]
-            if META.bias:
-                value += _keep_packed(scales[chunk * len(parameters) + META.weight], META.packed).to(COMPUTE)[None, :]
-            pointers = normalized + row[:, None] * n_columns + index[None, :]
-            tl.store(pointers, value.to(normalized.dtype.element_ty), mask=both)
+            own = scales[chunk * len(parameters) : (chunk + 1) * len(parameters)]
+            value = _scaled(value * rstd, own, META, ELEMENT)
+            if META.in_place:
+                offset = row[:, None] * row_strides[0] + index[None, :] * column_strides[0]
+            else:
+                offset = row[:, None] * n_columns + index[None, :]
+            if META.granularity == "":
+                tl.store(outs[0] + offset, value.to(OUT), mask=both)
+            else:
+                # Rounded as if it had been stored, so that a quantisation of the stored norm gives the same.
+                value = tl.where(both, value.to(ELEMENT).to(tl.float32), 0.0)
+                if META.granularity == "token":
+                    results = results + (value,)
+                    maxima = tl.maximum(maxima, tl.abs(value))
+                elif META.granularity == "block":
+                    scale = scale_of(block_maxima(value, N_BLOCKS), META.most)
+                    block_index = (first + chunk * COLUMNS) // BLOCK + tl.arange(0, N_BLOCKS).to(INDEX)
+                    n_blocks = tl.cdiv(n_columns, BLOCK)
+                    pointers = scales_of_rows[0] + row[:, None] * n_blocks + block_index[None, :]
+                    tl.store(pointers, scale, mask=row_mask[:, None] & (block_index < n_blocks)[None, :])
+                    value = tl.reshape(value, (ROWS, N_BLOCKS, COLUMNS // N_BLOCKS)) * inverse_scale(scale)[:, :, None]
+                    value = tl.reshape(value, (ROWS, COLUMNS))
+                    tl.store(outs[0] + offset, quantized(value, META.most, OUT), mask=both)
+                else:
+                    tl.store(outs[0] + offset, quantized(value * fixed, META.most, OUT), mask=both)
+        if META.granularity == "token":
+            scale = scale_of(tl.max(maxima, 1), META.most)
+            tl.store(scales_of_rows[0] + row, scale, mask=row_mask)
+            factor = inverse_scale(scale)[:, None]
+            for chunk in tl.static_range(CHUNKS):
+                index = (first + chunk * COLUMNS + tl.arange(0, COLUMNS)).to(INDEX)
+                both = row_mask[:, None] & inside(index, n_columns, chunk < WHOLE)[None, :]
+                pointers = outs[0] + row[:, None] * n_columns + index[None, :]
+                tl.store(pointers, quantized(results[chunk] * factor, META.most, OUT), mask=both)
 
 
 @libentry()
@@ -193,7 +267,7 @@ def norm_backward(
             if len(means) == 0:
                 weighted = grad.to(COMPUTE)
                 if len(weight) > 0:
-                    weighted *= _keep_packed(weights[chunk], META.packed).to(COMPUTE)[None, :]
+                    weighted *= _offset_weight(weights[chunk], META)
                 products += weighted * normalized_by(h.to(COMPUTE), mean, rstd)
                 if LAYER:
                     weighted_sums += weighted
@@ -217,7 +291,7 @@ def norm_backward(
             if META.bias:
                 added = added + (sums[len(added)] + grad,)
             if len(weight) > 0:
-                grad *= _keep_packed(weights[chunk], META.packed).to(COMPUTE)[None, :]
+                grad *= _offset_weight(weights[chunk], META)
             grad = gradient_of_normalized(grad, h, mean_weighted, mean_product, rstd)
             if len(grads) > 1:
                 offset = row[:, None] * row_strides[1] + index[None, :] * column_strides[1]

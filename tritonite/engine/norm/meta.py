@@ -15,7 +15,13 @@ class NormMeta:
     `in_order`, reductions do not depend on the number of rows.
 
     With `given` the statistics of rows are operands of the forward pass. `weight` and `bias` say which parameters there
-    are; in the backward pass, which of their gradients are computed.
+    are; in the backward pass, which of their gradients are computed. `offset` is added to the weight. `layer` says
+    whether the forward pass is a layer norm. `round_total` and `round_normalized` say whether the sum is rounded to the
+    operands' dtype before it is normalised, and the normalised sum before it is multiplied by the weight, which is then
+    rounded as well. With `in_place` results are written over the operands.
+
+    With a `granularity` the normalised values are quantised: with one scale for each "token", each "block" of a row, or
+    the "tensor". `most` is the largest value of the quantised dtype.
     """
 
     index: Any
@@ -30,6 +36,13 @@ class NormMeta:
     weight: bool = False
     bias: bool = False
     given: bool = False
+    offset: float = 0.0
+    layer: bool = False
+    round_total: bool = False
+    round_normalized: bool = False
+    in_place: bool = False
+    granularity: str = ""
+    most: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class RingMeta:
     A row has `chunks` chunks, of which the first `whole` need no mask. The rings of the sum and of the gradient of the
     normalised sum have `ring` chunks each; the ring of the gradient of the sum has `late` chunks, 0 without it. The
     first `held` chunks of the weight stay in registers. `weight` and `bias` say which gradients of parameters are
-    computed.
+    computed. `offset` is added to the weight.
     """
 
     index: Any
@@ -50,3 +63,4 @@ class RingMeta:
     ring: int
     late: int
     held: int
+    offset: float = 0.0

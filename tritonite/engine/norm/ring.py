@@ -54,6 +54,14 @@ def _scale(weight, held, first, n_columns, CHUNK: gl.constexpr, WHOLE: gl.conste
     return value
 
 
+@gluon.jit
+def _with_offset(scale, OFFSET: gl.constexpr):
+    """Return scale + OFFSET; an OFFSET of 0 costs nothing."""
+    if OFFSET != 0.0:
+        scale = scale + OFFSET
+    return scale
+
+
 @libentry()
 @gluon.jit
 def norm_backward_by_ring(
@@ -128,7 +136,7 @@ def norm_backward_by_ring(
             weighted = ring.index(slot).load(layout).to(gl.float32)
             h = normalized_by(totals.index(slot).load(layout).to(gl.float32), mean, rstd)
             if len(weight) > 0:
-                weighted *= scale.to(gl.float32)
+                weighted *= _with_offset(scale.to(gl.float32), META.offset)
             products += weighted * h
             if LAYER:
                 weighted_sums += weighted
@@ -164,7 +172,7 @@ def norm_backward_by_ring(
             if META.bias:
                 added = added + (sums[len(added)] + grad,)
             if len(weight) > 0:
-                grad *= scale.to(gl.float32)
+                grad *= _with_offset(scale.to(gl.float32), META.offset)
             grad = gradient_of_normalized(grad, h, mean_weighted, mean_product, rstd)
             if LATE:
                 grad += late.to(gl.float32)

@@ -18,6 +18,7 @@ for _engine in (
     "indexing",
     "lists",
     "losses",
+    "norms",
     "optim",
     "rows",
     "searching",

@@ -26,10 +26,10 @@ def fused_rows(full: bool) -> Iterator[Case]:
         weight, half = x[0].clone(), x[:, : width // 2].contiguous()
         heads, pairs = x.view(4, -1, 8), rows.new_empty(4, 4)
         calls: list[tuple[str, tuple[Any, ...]]] = [
-            ("skip_layer_norm", (x, x, weight, weight, 1e-5)),
-            ("skip_layer_norm_backward", (x, x, x, rows, rows, weight, weight, True, True)),
-            ("skip_rms_norm", (x, x, weight, 1e-6)),
-            ("skip_rms_norm_backward", (x, None, x, rows, weight, True)),
+            ("layer_norm", (x, x, weight, weight, 1e-5)),
+            ("layer_norm_backward", (x, x, x, rows, rows, weight, weight, True, True)),
+            ("rms_norm", (x, x, weight, 1e-6)),
+            ("rms_norm_backward", (x, None, x, rows, weight, True)),
             ("rotary_embedding", (heads, heads, pairs, pairs, False, False)),
             ("rotary_embedding_", (heads, None, pairs[:, :3], pairs[:, :3], True)),
             ("silu_and_mul", (x, x)),
@@ -49,10 +49,10 @@ def rings(full: bool) -> Iterator[Case]:
     """Gradients of norms whose rows pass through a ring of buffers in shared memory."""
     for dtype, width in ((torch.float32, 14_336), (torch.float32, 12_012), (torch.bfloat16, 28_664)):
         x, rows = torch.empty(4, width, dtype=dtype), torch.empty(4)
-        name: str = "skip_rms_norm_backward"
+        name: str = "rms_norm_backward"
         arguments: tuple[Any, ...] = (x, None, x, rows, x[0], True)
         if dtype is torch.float32:
-            name, arguments = "skip_layer_norm_backward", (x, x, x, rows, rows, x[0], x[0], True, True)
+            name, arguments = "layer_norm_backward", (x, x, x, rows, rows, x[0], x[0], True, True)
         # A device with few programs, so that four rows are enough for a ring.
         found = launches(library.registered()[f"tritonite::{name}"], arguments, programs=8)
         assert found[0].kernel is norm_backward_by_ring.jit
@@ -66,8 +66,8 @@ def invariant_norms(full: bool) -> Iterator[Case]:
     x, rows = torch.empty(96, 5000, dtype=torch.bfloat16), torch.empty(96)
     weight = x[0].clone()
     calls: list[tuple[str, tuple[Any, ...]]] = [
-        ("skip_rms_norm", (x, x, weight, 1e-6)),
-        ("skip_rms_norm_backward", (x, None, x, rows, weight, True)),
+        ("rms_norm", (x, x, weight, 1e-6)),
+        ("rms_norm_backward", (x, None, x, rows, weight, True)),
     ]
     for name, arguments in calls:
         with recorded_launches() as found, contract.under(contract.settings_of(invariant=True)):

@@ -13,4 +13,10 @@ facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward")(terms_of_gradi
 facts.CANCELLING |= {
     *("cross_entropy_backward", "linear_cross_entropy"),
     *("paged_attention", "skip_layer_norm", "skip_layer_norm_backward", "skip_rms_norm", "skip_rms_norm_backward"),
+# The largest value of a quantised row may have been rounded before.
+facts.ROUNDED_TERMS |= {"paged_attention", "rms_norm_quantize", "swiglu_quantize"}
+_BACKWARD = ("layer_norm_backward", "rms_norm_backward", "skip_layer_norm_backward", "skip_rms_norm_backward")
+facts.terms(*_BACKWARD)(terms_of_gradients)
+facts.CANCELLING |= {
+    *("paged_attention", "layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_BACKWARD),
 }
