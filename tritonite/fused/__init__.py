@@ -4,6 +4,11 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 """
 
 from tritonite import registry
+from tritonite.fused.delta_rule import (
+    chunk_gated_delta_rule,
+    recurrent_gated_delta_rule,
+    recurrent_gated_delta_rule_,
+)
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
@@ -13,8 +18,11 @@ from tritonite.install import library
 library.register(registry.declarations)
 
 __all__ = [
+    "chunk_gated_delta_rule",
     "gelu_and_mul",
     "paged_attention",
+    "recurrent_gated_delta_rule",
+    "recurrent_gated_delta_rule_",
     "reshape_and_cache",
     "rotary_embedding",
     "rotary_embedding_",
