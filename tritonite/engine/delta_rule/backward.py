@@ -84,15 +84,20 @@ def pass_back_over_chunks(
     scale: tl.float64,
     META: tl.constexpr,
 ):
-    """Pass back over the chunks of a head for META.block_v value columns.
+    """Pass back over the chunks of a head for BLOCK_V value columns.
 
     Write by_r and the gradient by the state behind every chunk, and the gradient by the initial state unless
     `by_initial` is None. `by_final` is the gradient by the state behind the last token, None for 0; `grad` is by_o.
     """
     wait_for_previous_launch()
+    BLOCK_K: tl.constexpr = META.block_k
+    BLOCK_V: tl.constexpr = META.block_v
+    CHUNK: tl.constexpr = META.chunk
+    NORMALIZE: tl.constexpr = META.normalize
+    PRECISION: tl.constexpr = META.precision
     here = locate(tl.program_id(1), sizes)
-    row = tl.arange(0, META.block_k)
-    column = tl.program_id(0) * META.block_v + tl.arange(0, META.block_v)
+    row = tl.arange(0, BLOCK_K)
+    column = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     query = head_rows(inputs.query, strides.query, here.batch, here.key_head)
     key = head_rows(inputs.key, strides.key, here.batch, here.key_head)
     grad = head_rows(grad, strides.out, here.batch, here.head)
@@ -100,27 +105,27 @@ def pass_back_over_chunks(
     factor = tl.full((), scale, tl.float64).to(tl.float32)
     first = tl.program_id(1).to(tl.int64) * chunks
     if by_final is None:
-        by_state = tl.zeros((META.block_k, META.block_v), tl.float32)
+        by_state = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
     else:
         by_state = load_state(by_final, tl.program_id(1), row, column, sizes).to(tl.float32)
     for step in range(chunks):
         chunk = chunks - 1 - step
-        token = (chunk * META.chunk + tl.arange(0, META.chunk)).to(META.index)
+        token = (chunk * CHUNK + tl.arange(0, CHUNK)).to(META.index)
         total, last, rate = load_gates(inputs.g, inputs.beta, strides, here, token, tokens)
         store_state(by_states, first + chunk, row, column, sizes, by_state)
-        q = load_vectors(query, strides.query.token, token, tokens, row, sizes.key, META.normalize)
-        k = load_vectors(key, strides.key.token, token, tokens, row, sizes.key, META.normalize)
+        q = load_vectors(query, strides.query.token, token, tokens, row, sizes.key, NORMALIZE)
+        k = load_vectors(key, strides.key.token, token, tokens, row, sizes.key, NORMALIZE)
         by_out = load_rows(grad, strides.out.token, token, tokens, column, sizes.value)
-        by_correction = product(k, by_state.to(k.dtype), META.precision) * tl.exp(last - total)[:, None]
-        score = tl.load(square_block(scores, first + chunk, META.chunk))
-        by_correction += product(tl.trans(score), by_out, META.precision)
-        inverse = tl.load(square_block(inverses, first + chunk, META.chunk))
-        by_rest = product(tl.trans(inverse), by_correction.to(k.dtype), META.precision)
+        by_correction = product(k, by_state.to(k.dtype), PRECISION) * tl.exp(last - total)[:, None]
+        score = tl.load(square_block(scores, first + chunk, CHUNK))
+        by_correction += product(tl.trans(score), by_out, PRECISION)
+        inverse = tl.load(square_block(inverses, first + chunk, CHUNK))
+        by_rest = product(tl.trans(inverse), by_correction.to(k.dtype), PRECISION)
         store_rows(by_rests, sizes.value, token, tokens, column, sizes.value, by_rest)
         faded = ((factor * tl.exp(total))[:, None] * by_out.to(tl.float32)).to(k.dtype)
-        by_state = by_state * tl.exp(last) + product(tl.trans(q), faded, META.precision)
+        by_state = by_state * tl.exp(last) + product(tl.trans(q), faded, PRECISION)
         faded = ((rate * tl.exp(total))[:, None] * by_rest).to(k.dtype)
-        by_state -= product(tl.trans(k), faded, META.precision)
+        by_state -= product(tl.trans(k), faded, PRECISION)
     if by_initial is not None:
         store_state(by_initial, tl.program_id(1), row, column, sizes, by_state)
 
@@ -134,15 +139,18 @@ def _normalized_gradient(x, by_x, rows, stride, token, tokens, column, columns):
 
 @triton.jit
 def _gradients_of_head(
-    inputs, grad, passed, by_value, q, k, by_q, by_k, strides, sizes, here, token, tokens, chunks, factor, META
+    inputs, grad, passed, by_value, q, k, by_q, by_k, strides, sizes, here, token, tokens, chunks, factor, META: tl.constexpr
 ):
     """Add a head's gradients by the chunk's queries and keys, and write the gradient by its values.
 
     Returns by_q, by_k, the gradients by the decays' logarithms, and those by the rates.
     """
+    BLOCK_K: tl.constexpr = META.block_k
+    CHUNK: tl.constexpr = META.chunk
+    PRECISION: tl.constexpr = META.precision
     flat = here.batch * sizes.heads + here.head
     number = flat * chunks + tl.program_id(0)
-    row = tl.arange(0, META.block_k)
+    row = tl.arange(0, BLOCK_K)
     value = head_rows(inputs.value, strides.value, here.batch, here.head)
     grad = head_rows(grad, strides.out, here.batch, here.head)
     by_value += (here.batch * tokens * sizes.heads + here.head) * sizes.value
@@ -151,12 +159,12 @@ def _gradients_of_head(
     total, last, rate = load_gates(inputs.g, inputs.beta, strides, here, token, tokens)
     grown, faded = tl.exp(total), tl.exp(last - total)
     wide_q, wide_k = q.to(tl.float32), k.to(tl.float32)
-    by_scores = tl.zeros((META.chunk, META.chunk), tl.float32)
-    by_system = tl.zeros((META.chunk, META.chunk), tl.float32)
-    by_total = tl.zeros((META.chunk,), tl.float32)
-    by_rate = tl.zeros((META.chunk,), tl.float32)
-    by_last = tl.zeros((META.chunk,), tl.float32)
-    kept = tl.zeros((META.block_k,), tl.float32)
+    by_scores = tl.zeros((CHUNK, CHUNK), tl.float32)
+    by_system = tl.zeros((CHUNK, CHUNK), tl.float32)
+    by_total = tl.zeros((CHUNK,), tl.float32)
+    by_rate = tl.zeros((CHUNK,), tl.float32)
+    by_last = tl.zeros((CHUNK,), tl.float32)
+    kept = tl.zeros((BLOCK_K,), tl.float32)
     for start in range(0, sizes.value, META.block_v):
         column = start + tl.arange(0, META.block_v)
         by_out = load_rows(grad, strides.out.token, token, tokens, column, sizes.value)
@@ -165,41 +173,41 @@ def _gradients_of_head(
         by_rest = load_rows(by_rests, sizes.value, token, tokens, column, sizes.value)
         state = load_state(passed.states, number, row, column, sizes)
         by_state = load_state(passed.by_states, number, row, column, sizes)
-        by_scores += product(by_out, tl.trans(correction), META.precision)
-        by_system -= product(by_rest, tl.trans(correction), META.precision)
+        by_scores += product(by_out, tl.trans(correction), PRECISION)
+        by_system -= product(by_rest, tl.trans(correction), PRECISION)
         wide = by_rest.to(tl.float32)
         store_rows(by_value, sizes.heads * sizes.value, token, tokens, column, sizes.value, rate[:, None] * wide)
         by_rate += tl.sum(wide * v.to(tl.float32), 1)
         kept += tl.sum(state.to(tl.float32) * by_state.to(tl.float32), 1)
         # Of scale exp(G) q h.
-        own = product(by_out, tl.trans(state), META.precision) * (factor * grown)[:, None]
+        own = product(by_out, tl.trans(state), PRECISION) * (factor * grown)[:, None]
         by_q += own
         by_total += tl.sum(wide_q * own, 1)
         # Of -beta exp(G) k h.
-        own = product(by_rest, tl.trans(state), META.precision) * -grown[:, None]
+        own = product(by_rest, tl.trans(state), PRECISION) * -grown[:, None]
         by_k += rate[:, None] * own
         along = tl.sum(wide_k * own, 1)
         by_rate += along
         by_total += rate * along
         # Of exp(G[C] - G) k d.
-        own = product(correction, tl.trans(by_state), META.precision) * faded[:, None]
+        own = product(correction, tl.trans(by_state), PRECISION) * faded[:, None]
         by_k += own
         by_last += tl.sum(wide_k * own, 1)
-    local = tl.arange(0, META.chunk)
+    local = tl.arange(0, CHUNK)
     decay = decays_between(total)
     # Of the scores, scale q k^T D.
     by_scores *= decay * factor
-    weighted = by_scores * product(q, tl.trans(k), META.precision)
-    by_q += product(by_scores.to(k.dtype), k, META.precision)
-    by_k += product(tl.trans(by_scores.to(k.dtype)), q, META.precision)
+    weighted = by_scores * product(q, tl.trans(k), PRECISION)
+    by_q += product(by_scores.to(k.dtype), k, PRECISION)
+    by_k += product(tl.trans(by_scores.to(k.dtype)), q, PRECISION)
     # Of the system, beta k k^T D below the diagonal.
     by_system = tl.where(local[:, None] > local[None, :], by_system * decay, 0.0)
-    products = product(k, tl.trans(k), META.precision)
+    products = product(k, tl.trans(k), PRECISION)
     by_rate += tl.sum(by_system * products, 1)
     by_system *= rate[:, None]
     weighted += by_system * products
     by_system = by_system.to(k.dtype)
-    by_k += product(by_system, k, META.precision) + product(tl.trans(by_system), k, META.precision)
+    by_k += product(by_system, k, PRECISION) + product(tl.trans(by_system), k, PRECISION)
     by_total += tl.sum(weighted, 1) - tl.sum(weighted, 0) - by_last
     by_sum = tl.sum(by_last, 0) + tl.exp(last) * tl.sum(kept, 0)
     # G[t] is the sum of the logarithms up to token t.
@@ -214,17 +222,20 @@ def chunk_gradients(
 ):
     """Compute the gradients of a chunk of a key's head, adding those by query and key over the heads that share it."""
     wait_for_previous_launch()
+    BLOCK_K: tl.constexpr = META.block_k
+    CHUNK: tl.constexpr = META.chunk
+    NORMALIZE: tl.constexpr = META.normalize
     key_heads = sizes.heads // sizes.ratio
     batch, key_head = (tl.program_id(1) // key_heads).to(tl.int64), (tl.program_id(1) % key_heads).to(tl.int64)
-    token = (tl.program_id(0) * META.chunk + tl.arange(0, META.chunk)).to(META.index)
-    row = tl.arange(0, META.block_k)
+    token = (tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)).to(META.index)
+    row = tl.arange(0, BLOCK_K)
     query = head_rows(inputs.query, strides.query, batch, key_head)
     key = head_rows(inputs.key, strides.key, batch, key_head)
-    q = load_vectors(query, strides.query.token, token, tokens, row, sizes.key, META.normalize)
-    k = load_vectors(key, strides.key.token, token, tokens, row, sizes.key, META.normalize)
+    q = load_vectors(query, strides.query.token, token, tokens, row, sizes.key, NORMALIZE)
+    k = load_vectors(key, strides.key.token, token, tokens, row, sizes.key, NORMALIZE)
     factor = tl.full((), scale, tl.float64).to(tl.float32)
-    by_q = tl.zeros((META.chunk, META.block_k), tl.float32)
-    by_k = tl.zeros((META.chunk, META.block_k), tl.float32)
+    by_q = tl.zeros((CHUNK, BLOCK_K), tl.float32)
+    by_k = tl.zeros((CHUNK, BLOCK_K), tl.float32)
     for i in range(sizes.ratio):
         here = Here(batch, key_head * sizes.ratio + i, key_head)
         by_q, by_k, by_g, by_rate = _gradients_of_head(

@@ -46,15 +46,20 @@ def pass_over_chunks(
     scale: tl.float64,
     META: tl.constexpr,
 ):
-    """Pass over the chunks of a head for META.block_v value columns.
+    """Pass over the chunks of a head for BLOCK_V value columns.
 
     Write what is not None: the outputs, the state behind the last token (`final`), the state before every chunk
     (`states`), and the corrections, whose rows are contiguous over (heads of the batch, tokens).
     """
     wait_for_previous_launch()
+    BLOCK_K: tl.constexpr = META.block_k
+    BLOCK_V: tl.constexpr = META.block_v
+    CHUNK: tl.constexpr = META.chunk
+    NORMALIZE: tl.constexpr = META.normalize
+    PRECISION: tl.constexpr = META.precision
     here = locate(tl.program_id(1), sizes)
-    row = tl.arange(0, META.block_k)
-    column = tl.program_id(0) * META.block_v + tl.arange(0, META.block_v)
+    row = tl.arange(0, BLOCK_K)
+    column = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     query = head_rows(inputs.query, strides.query, here.batch, here.key_head)
     key = head_rows(inputs.key, strides.key, here.batch, here.key_head)
     value = head_rows(inputs.value, strides.value, here.batch, here.head)
@@ -65,30 +70,30 @@ def pass_over_chunks(
     if corrections is not None:
         corrections += tl.program_id(1).to(tl.int64) * tokens * sizes.value
     if inputs.initial is None:
-        state = tl.zeros((META.block_k, META.block_v), tl.float32)
+        state = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
     else:
         state = load_state(inputs.initial, tl.program_id(1), row, column, sizes).to(tl.float32)
     for chunk in range(chunks):
-        token = (chunk * META.chunk + tl.arange(0, META.chunk)).to(META.index)
+        token = (chunk * CHUNK + tl.arange(0, CHUNK)).to(META.index)
         total, last, rate = load_gates(inputs.g, inputs.beta, strides, here, token, tokens)
         if states is not None:
             store_state(states, first + chunk, row, column, sizes, state)
-        k = load_vectors(key, strides.key.token, token, tokens, row, sizes.key, META.normalize)
+        k = load_vectors(key, strides.key.token, token, tokens, row, sizes.key, NORMALIZE)
         v = load_rows(value, strides.value.token, token, tokens, column, sizes.value)
         before = state.to(k.dtype)
-        rest = v.to(tl.float32) - tl.exp(total)[:, None] * product(k, before, META.precision)
-        inverse = tl.load(square_block(inverses, first + chunk, META.chunk))
-        correction = product(inverse, (rate[:, None] * rest).to(k.dtype), META.precision)
+        rest = v.to(tl.float32) - tl.exp(total)[:, None] * product(k, before, PRECISION)
+        inverse = tl.load(square_block(inverses, first + chunk, CHUNK))
+        correction = product(inverse, (rate[:, None] * rest).to(k.dtype), PRECISION)
         if corrections is not None:
             store_rows(corrections, sizes.value, token, tokens, column, sizes.value, correction)
         if out is not None:
-            q = load_vectors(query, strides.query.token, token, tokens, row, sizes.key, META.normalize)
-            result = product(q, before, META.precision) * (factor * tl.exp(total))[:, None]
-            score = tl.load(square_block(scores, first + chunk, META.chunk))
-            result += product(score, correction.to(k.dtype), META.precision)
+            q = load_vectors(query, strides.query.token, token, tokens, row, sizes.key, NORMALIZE)
+            result = product(q, before, PRECISION) * (factor * tl.exp(total))[:, None]
+            score = tl.load(square_block(scores, first + chunk, CHUNK))
+            result += product(score, correction.to(k.dtype), PRECISION)
             store_rows(out, strides.out.token, token, tokens, column, sizes.value, result)
         faded = (tl.exp(last - total)[:, None] * correction).to(k.dtype)
-        state = state * tl.exp(last) + product(tl.trans(k), faded, META.precision)
+        state = state * tl.exp(last) + product(tl.trans(k), faded, PRECISION)
     if final is not None:
         store_state(final, tl.program_id(1), row, column, sizes, state)
 

@@ -33,12 +33,15 @@ def _inverted(system, META: tl.constexpr):
     Blocks on the diagonal double in size: the inverse of [[A, 0], [L, B]] is [[A', 0], [-B' L A', B']], where A' and
     B' are the inverses of A and B. Powers of the system, which may be large, do not occur.
     """
-    row, column = tl.arange(0, META.chunk)[:, None], tl.arange(0, META.chunk)[None, :]
+    CHUNK: tl.constexpr = META.chunk
+    LEVELS: tl.constexpr = META.levels
+    INVERSE: tl.constexpr = META.inverse
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     inverse = tl.where(row == column, 1.0, 0.0) - tl.where((row >> 1) == (column >> 1), system, 0.0)
-    for level in tl.static_range(1, META.levels):
+    for level in tl.static_range(1, LEVELS):
         within = ((row >> (level + 1)) == (column >> (level + 1))) & ((row >> level) != (column >> level))
-        step = product(tl.where(within, system, 0.0), inverse, META.inverse)
-        inverse -= product(inverse, step, META.inverse)
+        step = product(tl.where(within, system, 0.0), inverse, INVERSE)
+        inverse -= product(inverse, step, INVERSE)
     return inverse
 
 
@@ -47,23 +50,26 @@ def _inverted(system, META: tl.constexpr):
 def prepare_chunks(inputs, scores, inverses, strides, sizes, tokens, chunks, scale: tl.float64, META: tl.constexpr):
     """Write the scores and the inverted system of a chunk of a head."""
     wait_for_previous_launch()
+    CHUNK: tl.constexpr = META.chunk
+    NORMALIZE: tl.constexpr = META.normalize
+    PRECISION: tl.constexpr = META.precision
     here = locate(tl.program_id(1), sizes)
     number = tl.program_id(1).to(tl.int64) * chunks + tl.program_id(0)
-    local = tl.arange(0, META.chunk)
-    token = (tl.program_id(0) * META.chunk + local).to(META.index)
+    local = tl.arange(0, CHUNK)
+    token = (tl.program_id(0) * CHUNK + local).to(META.index)
     column = tl.arange(0, META.block_k)
     total, _, rate = load_gates(inputs.g, inputs.beta, strides, here, token, tokens)
     decay = decays_between(total)
     key = head_rows(inputs.key, strides.key, here.batch, here.key_head)
-    k = load_vectors(key, strides.key.token, token, tokens, column, sizes.key, META.normalize)
-    system = product(k, tl.trans(k), META.precision) * decay * rate[:, None]
+    k = load_vectors(key, strides.key.token, token, tokens, column, sizes.key, NORMALIZE)
+    system = product(k, tl.trans(k), PRECISION) * decay * rate[:, None]
     inverse = _inverted(tl.where(local[:, None] > local[None, :], system, 0.0), META)
-    tl.store(square_block(inverses, number, META.chunk), inverse.to(inverses.dtype.element_ty))
+    tl.store(square_block(inverses, number, CHUNK), inverse.to(inverses.dtype.element_ty))
     query = head_rows(inputs.query, strides.query, here.batch, here.key_head)
-    q = load_vectors(query, strides.query.token, token, tokens, column, sizes.key, META.normalize)
+    q = load_vectors(query, strides.query.token, token, tokens, column, sizes.key, NORMALIZE)
     factor = tl.full((), scale, tl.float64).to(tl.float32)
-    result = product(q, tl.trans(k), META.precision) * decay * factor
-    tl.store(square_block(scores, number, META.chunk), result.to(scores.dtype.element_ty))
+    result = product(q, tl.trans(k), PRECISION) * decay * factor
+    tl.store(square_block(scores, number, CHUNK), result.to(scores.dtype.element_ty))
 
 
 def prepare(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:

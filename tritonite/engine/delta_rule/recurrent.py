@@ -28,15 +28,18 @@ def _load_vector(pointers, column, columns, NORMALIZE: tl.constexpr):
 @libentry()
 @triton.jit(do_not_specialize=["tokens"])
 def update_states(inputs, out, final, strides, sizes, tokens, scale: tl.float64, META: tl.constexpr):
-    """Pass over the tokens of a head for META.block_v value columns.
+    """Pass over the tokens of a head for BLOCK_V value columns.
 
     Write the outputs, and the state behind the last token to `final` unless it is None. `final` may be the initial
     states' memory.
     """
     wait_for_previous_launch()
+    BLOCK_K: tl.constexpr = META.block_k
+    BLOCK_V: tl.constexpr = META.block_v
+    NORMALIZE: tl.constexpr = META.normalize
     here = locate(tl.program_id(1), sizes)
-    row = tl.arange(0, META.block_k)
-    column = tl.program_id(0) * META.block_v + tl.arange(0, META.block_v)
+    row = tl.arange(0, BLOCK_K)
+    column = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     query = head_rows(inputs.query, strides.query, here.batch, here.key_head)
     key = head_rows(inputs.key, strides.key, here.batch, here.key_head)
     value = head_rows(inputs.value, strides.value, here.batch, here.head)
@@ -46,13 +49,13 @@ def update_states(inputs, out, final, strides, sizes, tokens, scale: tl.float64,
     factor = tl.full((), scale, tl.float64).to(tl.float32)
     mask = column < sizes.value
     if inputs.initial is None:
-        state = tl.zeros((META.block_k, META.block_v), tl.float32)
+        state = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
     else:
         state = load_state(inputs.initial, tl.program_id(1), row, column, sizes).to(tl.float32)
     for t in range(tokens):
         token = tl.full((), t, META.index)
-        q = _load_vector(query + token * strides.query.token, row, sizes.key, META.normalize) * factor
-        k = _load_vector(key + token * strides.key.token, row, sizes.key, META.normalize)
+        q = _load_vector(query + token * strides.query.token, row, sizes.key, NORMALIZE) * factor
+        k = _load_vector(key + token * strides.key.token, row, sizes.key, NORMALIZE)
         v = tl.load(value + token * strides.value.token + column, mask=mask, other=0.0).to(tl.float32)
         decay = tl.exp(tl.load(g + token * strides.g.token).to(tl.float32))
         rate = tl.load(beta + token * strides.beta.token).to(tl.float32)
