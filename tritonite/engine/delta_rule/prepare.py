@@ -74,7 +74,7 @@ def prepare_chunks(inputs, scores, inverses, strides, sizes, tokens, chunks, sca
 
 def prepare(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scores and inverted systems, both (heads, chunks, chunk, chunk) with heads counted over the batch."""
-    blocks, chunk, query = delta_table().prepare, delta_table().chunk, problem.inputs.query
+    blocks, chunk, query = delta_table().prepare, problem.chunk, problem.inputs.query
     shape = (problem.heads, problem.chunks, chunk, chunk)
     scores, inverses = [empty(shape, query.dtype, query.device) for _ in range(2)]
     grid = (problem.chunks, problem.heads)

@@ -32,7 +32,8 @@ class Blocks(NamedTuple):
 class DeltaTable(NamedTuple):
     """Blocks of a kind of device.
 
-    `chunk`: tokens of a chunk, a power of 2 from 16.
+    `chunk`: tokens of a chunk, a power of 2 from 16, for keys of up to `key_bytes` bytes. Longer keys have fewer, so
+    that a chunk's tiles fit in shared memory.
     `recurrent`: programs that update a state token by token.
     `prepare`: programs of a chunk's scores and inverted system; they have no value columns.
     `passes`: programs of a head's value columns that pass over the chunks, for 16-bit floats; `passes_fp32` for float32.
@@ -41,6 +42,7 @@ class DeltaTable(NamedTuple):
     """
 
     chunk: int
+    key_bytes: int
     recurrent: Blocks
     prepare: Blocks
     passes: Blocks
@@ -52,6 +54,7 @@ class DeltaTable(NamedTuple):
 
 _NVIDIA = DeltaTable(
     chunk=64,
+    key_bytes=256,
     recurrent=Blocks(32, 4, 1),
     prepare=Blocks(0, 4, 1),
     passes=Blocks(32, 4, 2),
@@ -155,8 +158,15 @@ class Problem(NamedTuple):
         return int(self.inputs.value.shape[1])
 
     @property
+    def chunk(self) -> int:
+        """Tokens of a chunk."""
+        table = delta_table()
+        size = power_of_2(self.sizes.key) * self.inputs.key.dtype.itemsize
+        return max(_LEAST, table.chunk * table.key_bytes // max(size, table.key_bytes))
+
+    @property
     def chunks(self) -> int:
-        return -(-self.tokens // delta_table().chunk)
+        return -(-self.tokens // self.chunk)
 
     @property
     def sizes(self) -> DeltaSizes:
@@ -183,8 +193,8 @@ class Problem(NamedTuple):
         table, sizes = delta_table(), self.sizes
         return DeltaMeta(
             index=offset_type(*[each for each in (*self.inputs, *others) if each is not None]),
-            chunk=table.chunk,
-            levels=table.chunk.bit_length() - 1,
+            chunk=self.chunk,
+            levels=self.chunk.bit_length() - 1,
             block_k=max(_LEAST, power_of_2(sizes.key)),
             block_v=max(_LEAST, min(blocks.columns, power_of_2(sizes.value))),
             normalize=self.normalize,
