@@ -218,8 +218,7 @@ def _flat(tensor: torch.Tensor, dims: int, dense: bool) -> torch.Tensor:
 def _problem(query, key, value, g, beta, state, scale, normalize_qk):
     common_device([each for each in (query, key, value, g, beta, state) if each is not None], ())
     inputs = Inputs(
-        *[_flat(each, 3, True) for each in (query, key, value)],
-        *[_flat(each, 2, False) for each in (g, beta)],
+        *(_flat(query, 3, True), _flat(key, 3, True), _flat(value, 3, True), _flat(g, 2, False), _flat(beta, 2, False)),
         None if state is None else _flat(state.contiguous(), 3, True),
     )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -366,9 +365,7 @@ def _fake_backward(grad, grad_state, query, key, value, g, beta, initial_state, 
     leading=("grad", "grad_state", *_OPERANDS),
     pin=("normalize_qk",),
 )
-def gated_delta_rule_backward_host(
-    grad, grad_state, query, key, value, g, beta, initial_state, scale, normalize_qk
-):
+def gated_delta_rule_backward_host(grad, grad_state, query, key, value, g, beta, initial_state, scale, normalize_qk):
     """Return the gradients of the gated delta rule by its operands, None by no initial state: Yang et al. 2024."""
     _check_gradients(grad, grad_state, query, key, value, g, beta, initial_state)
     problem = _problem(query, key, value, g, beta, initial_state, scale, normalize_qk)

@@ -156,7 +156,8 @@ def _fake(x, weight, bias=None, activation=None, initial_state=None):
 
 
 def _save(ctx, inputs, output):
-    x, weight, bias, ctx.activation, state = (*inputs, *(None,) * (5 - len(inputs)))
+    x, weight, bias, activation, state = [*inputs, None, None, None][:5]
+    ctx.activation = activation
     ctx.save_for_backward(x, weight, bias, state)
 
 

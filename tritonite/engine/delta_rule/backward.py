@@ -139,7 +139,22 @@ def _normalized_gradient(x, by_x, rows, stride, token, tokens, column, columns):
 
 @triton.jit
 def _gradients_of_head(
-    inputs, grad, passed, by_value, q, k, by_q, by_k, strides, sizes, here, token, tokens, chunks, factor, META: tl.constexpr
+    inputs,
+    grad,
+    passed,
+    by_value,
+    q,
+    k,
+    by_q,
+    by_k,
+    strides,
+    sizes,
+    here,
+    token,
+    tokens,
+    chunks,
+    factor,
+    META: tl.constexpr,
 ):
     """Add a head's gradients by the chunk's queries and keys, and write the gradient by its values.
 
@@ -246,18 +261,14 @@ def chunk_gradients(
         tl.store(gradients.g + gates, by_g.to(gradients.g.dtype.element_ty), mask=token < tokens)
         tl.store(gradients.beta + gates, by_rate.to(gradients.beta.dtype.element_ty), mask=token < tokens)
     if META.normalize:
-        by_q = _normalized_gradient(
-            q.to(tl.float32), by_q, query, strides.query.token, token, tokens, row, sizes.key
-        )
+        by_q = _normalized_gradient(q.to(tl.float32), by_q, query, strides.query.token, token, tokens, row, sizes.key)
         by_k = _normalized_gradient(k.to(tl.float32), by_k, key, strides.key.token, token, tokens, row, sizes.key)
     first = (batch * tokens * key_heads + key_head) * sizes.key
     store_rows(gradients.query + first, key_heads * sizes.key, token, tokens, row, sizes.key, by_q)
     store_rows(gradients.key + first, key_heads * sizes.key, token, tokens, row, sizes.key, by_k)
 
 
-def backward(
-    problem: Problem, grad: torch.Tensor, by_final: torch.Tensor | None
-) -> Sequence[torch.Tensor | None]:
+def backward(problem: Problem, grad: torch.Tensor, by_final: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
     """Return the gradients by query, key, value, g, beta and the initial state; None for a state that is None.
 
     `grad` is the gradient by the outputs, contiguous along the last dimension. `by_final` is that by the last state,

@@ -36,7 +36,8 @@ class DeltaTable(NamedTuple):
     that a chunk's tiles fit in shared memory.
     `recurrent`: programs that update a state token by token.
     `prepare`: programs of a chunk's scores and inverted system; they have no value columns.
-    `passes`: programs of a head's value columns that pass over the chunks, for 16-bit floats; `passes_fp32` for float32.
+    `passes`: programs of a head's value columns that pass over the chunks, for 16-bit floats.
+    `passes_fp32`: the same for float32.
     `gradients`: programs of a chunk's gradients for 16-bit floats; `gradients_fp32` for float32.
     `inverse`: precision of the products that invert the system of 16-bit floats.
     """
@@ -181,7 +182,7 @@ class Problem(NamedTuple):
 
     @property
     def single(self) -> bool:
-        """Whether operands are float32."""
+        """True for float32 operands."""
         return bool(self.inputs.query.dtype is torch.float32)
 
     def strides(self, out: torch.Tensor) -> InputStrides:

@@ -206,5 +206,3 @@ def append_token(operands, out, strides, channels, length, META: tl.constexpr):
     end = operands.state + batch * strides.state.batch + channel * strides.state.channel
     tl.store(end + (length - 1) * strides.state.token, x, mask=inside & (length > 0))
     tl.store(out + batch * channels + channel, total.to(out.dtype.element_ty), mask=inside)
-
-

@@ -57,17 +57,19 @@ class Convolution(NamedTuple):
 
     def meta(self, *others: torch.Tensor) -> ConvolutionMeta:
         """Return the facts of a kernel over blocks of channels and tokens; offsets reach `others`, too."""
-        table, (_, n_channels, tokens) = convolution_table(), self.x.shape
+        table, (_, n_channels, n_tokens) = convolution_table(), self.x.shape
         along_channels = self.x.stride(1) == 1 and self.x.stride(2) != 1
-        channels, block = table.along_channels if along_channels else table.along_tokens
-        # A block that is short one way is long the other.
-        size, least = channels * block, power_of_2(max(1, tokens + self.weight.shape[1] - 1))
-        block = min(block, least) if not along_channels else block
-        channels = min(power_of_2(max(1, n_channels)), size // block)
+        channels, tokens = table.along_channels if along_channels else table.along_tokens
+        # A block that the tensor does not fill one way is longer the other way.
+        size = channels * tokens
+        least_channels, least_tokens = power_of_2(n_channels), power_of_2(n_tokens + self.weight.shape[1] - 1)
+        channels, tokens = min(channels, least_channels), min(tokens, least_tokens)
+        channels = min(size // tokens, max(channels, least_channels))
+        tokens = min(size // channels, max(tokens, least_tokens))
         return ConvolutionMeta(
             index=offset_type(self.x, self.weight, *[each for each in (self.state, *others) if each is not None]),
             channels=channels,
-            tokens=min(size // channels, max(block, least)) if channels * block < size else block,
+            tokens=tokens,
             width=self.weight.shape[1],
             silu=self.silu,
         )
