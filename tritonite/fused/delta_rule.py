@@ -84,7 +84,7 @@ def recurrent_gated_delta_rule(
     """Return the gated delta rule's outputs and last state, computed token by token in float32.
 
     The function, arguments, results and errors are those of `chunk_gated_delta_rule`, which is faster from a few dozen
-    tokens on. A decay of 0, where g is -inf, is served here. The gradient is computed in chunks.
+    tokens on. Without gradients, g may be -inf here, a decay of 0. The gradient is computed in chunks.
 
     Source: Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule".
     """
