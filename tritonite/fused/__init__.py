@@ -7,18 +7,29 @@ from tritonite import registry
 from tritonite.fused.cross_entropy import cross_entropy
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
 from tritonite.fused.linear_cross_entropy import linear_cross_entropy
+from tritonite.fused.delta_rule import (
+    chunk_gated_delta_rule,
+    recurrent_gated_delta_rule,
+    recurrent_gated_delta_rule_,
+)
+from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.gated_norm import gated_rms_norm
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu_and_mul, swiglu
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantize
 from tritonite.fused.rotary import multimodal_rotary_embedding, rotary_embedding, rotary_embedding_
+from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
+from tritonite.fused.short_convolution import short_convolution, short_convolution_update
 from tritonite.install import library
 
 library.register(registry.declarations)
 
 __all__ = [
     "cross_entropy",
+    "chunk_gated_delta_rule",
+    "gated_rms_norm",
     "gelu_and_mul",
     "linear_cross_entropy",
     "add_rms_norm_",
@@ -30,11 +41,15 @@ __all__ = [
     "quantize",
     "reglu",
     "relu_and_mul",
+    "recurrent_gated_delta_rule",
+    "recurrent_gated_delta_rule_",
     "reshape_and_cache",
     "rms_norm",
     "rms_norm_quantize",
     "rotary_embedding",
     "rotary_embedding_",
+    "short_convolution",
+    "short_convolution_update",
     "silu_and_mul",
     "skip_layer_norm",
     "skip_rms_norm",

@@ -10,5 +10,9 @@ from tritonite.bench.fused import layers, norms
 from tritonite.bench.fused.pair import Pair
 
 PAIRS: dict[str, Pair] = {**layers.PAIRS, **norms.PAIRS}
+from tritonite.bench.fused import delta_rule, layers
+from tritonite.bench.fused.pair import Pair
+
+PAIRS: dict[str, Pair] = {**layers.PAIRS, **delta_rule.PAIRS}
 
 __all__ = ["PAIRS", "Pair"]

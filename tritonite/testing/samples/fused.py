@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from tritonite.testing.samples import facts
 from tritonite.testing.samples.matmul import terms_of_products
 from tritonite.testing.samples.normalization import terms_of_gradients
+from tritonite.testing.tolerances import ATOL
 
 facts.TERMS["paged_attention"] = terms_of_products
 facts.TERMS["linear_cross_entropy"] = terms_of_products
@@ -12,6 +15,12 @@ facts.ROUNDED_TERMS |= {"paged_attention", "linear_cross_entropy"}
 facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward")(terms_of_gradients)
 facts.CANCELLING |= {
     *("cross_entropy_backward", "linear_cross_entropy"),
+facts.ROUNDED_TERMS.add("paged_attention")
+facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward", "gated_rms_norm_backward")(terms_of_gradients)
+facts.terms("short_convolution", "short_convolution_backward")(terms_of_gradients)
+facts.CANCELLING |= {
+    *("chunk_gated_delta_rule", "gated_delta_rule_backward", "gated_rms_norm", "gated_rms_norm_backward"),
+    *("short_convolution", "short_convolution_backward"),
     *("paged_attention", "skip_layer_norm", "skip_layer_norm_backward", "skip_rms_norm", "skip_rms_norm_backward"),
 # The largest value of a quantised row may have been rounded before.
 facts.ROUNDED_TERMS |= {"paged_attention", "rms_norm_quantize", "swiglu_quantize"}
@@ -20,3 +29,12 @@ facts.terms(*_BACKWARD)(terms_of_gradients)
 facts.CANCELLING |= {
     *("paged_attention", "layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_BACKWARD),
 }
+
+
+@facts.terms("chunk_gated_delta_rule", "gated_delta_rule_backward")
+def _terms_of_chunks(sums: facts.Sums) -> float:
+    """Return the terms of results whose states and corrections are rounded: 8 units of the results' usual size."""
+    own = sums.result if sums.exact is None else sums.exact
+    eps = max(torch.finfo(x.dtype).eps for x in sums.tensors if x.is_floating_point())
+    size = float(own.double().square().mean().nan_to_num(1, 1))
+    return max(1.0, size * 64 * (eps / ATOL[torch.float32]) ** 2)
