@@ -193,7 +193,7 @@ regression(
 regression(
     "gemm_symmetric",
     "tritonite::symmetric_product",
-    lambda: (drawn(8, 2048, 2048, dtype=torch.bfloat16),),
+    lambda: (drawn(16, 2048, 2048, dtype=torch.bfloat16),),
     {"engine.gemm.table.LIMITS[nvidia].symmetric": ()},
     1.0,
 )
