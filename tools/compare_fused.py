@@ -96,7 +96,7 @@ def _dpo_aten(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, own: 
 
 
 def _dpo_fused(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    loss, _ = fused.linear_dpo(x, weight, target, reference=(x.detach(), own))
+    loss, _ = fused.linear_dpo(x, weight, target, reference=fused.LinearHead(x.detach(), own, None))
     return loss
 
 
@@ -154,7 +154,7 @@ def rows() -> dict[str, Row]:
         "cross_entropy": (
             lambda: [normal(ROWS, WORDS), words(ROWS)],
             lambda x, target: functional.cross_entropy(x.float(), target),
-            functools.partial(fused.cross_entropy, inplace=True),
+            fused.cross_entropy,
         ),
         "linear_cross_entropy": (
             lambda: [normal(TOKENS, WIDTH), head(), words(TOKENS)],
