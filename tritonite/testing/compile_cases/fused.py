@@ -32,8 +32,8 @@ def fused_rows(full: bool) -> Iterator[Case]:
             ("rms_norm_backward", (x, None, x, rows, weight, True)),
             ("rotary_embedding", (heads, heads, pairs, pairs, False, False)),
             ("rotary_embedding_", (heads, None, pairs[:, :3], pairs[:, :3], True)),
-            ("silu_and_mul", (x, x)),
-            ("silu_and_mul_backward", (half, x)),
+            *((f"{name}_and_mul", (x, x)) for name in ("relu", "silu")),
+            *((f"{name}_and_mul_backward", (half, x)) for name in ("relu", "silu")),
             *(("gelu_and_mul", (x, None, approximate)) for approximate in ("none", "tanh")),
             *(("gelu_and_mul_backward", (half, x, None, approximate)) for approximate in ("none", "tanh")),
         ]
