@@ -4,6 +4,7 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 """
 
 from tritonite import registry
+from tritonite.fused.distillation import jsd, kl_div, kl_divergence, tv_distance
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
@@ -14,6 +15,9 @@ library.register(registry.declarations)
 
 __all__ = [
     "gelu_and_mul",
+    "jsd",
+    "kl_div",
+    "kl_divergence",
     "paged_attention",
     "reshape_and_cache",
     "rotary_embedding",
@@ -21,4 +25,5 @@ __all__ = [
     "silu_and_mul",
     "skip_layer_norm",
     "skip_rms_norm",
+    "tv_distance",
 ]

@@ -8,20 +8,12 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.iteration import offset_type, power_of_2
+from tritonite.engine.iteration import as_matrix, offset_type, power_of_2
 from tritonite.engine.norm.blocks import choose_blocks, choose_ring
 from tritonite.engine.norm.kernels import add_partials, norm_backward, norm_forward
 from tritonite.engine.norm.ring import norm_backward_by_ring
 from tritonite.engine.rows.declare import Reduction
 from tritonite.runtime.contract import empty, settings, zeros
-
-
-def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as a matrix of rows along its last dimension, as a copy if no view has this shape."""
-    try:
-        return tensor.view(-1, tensor.shape[-1])
-    except RuntimeError:
-        return tensor.contiguous().view(-1, tensor.shape[-1])
 
 
 def forward(
@@ -43,9 +35,9 @@ def forward(
     outs = [empty(x.shape, x.dtype, x.device), empty(x.shape, x.dtype, x.device)]
     if not x.numel():
         return [*outs, *statistics]
-    operands = (_as_matrix(x), _as_matrix(residual))
+    operands = (as_matrix(x), as_matrix(residual))
     flat = tuple([each.view(-1) for each in statistics])
-    normalized, total = [_as_matrix(out) for out in outs]
+    normalized, total = [as_matrix(out) for out in outs]
     parameters = tuple([each.contiguous() for each in (weight, bias) if each is not None])
     blocks = choose_blocks(total, 2, len(parameters), 0)
     if blocks.splits > 1:
@@ -84,8 +76,8 @@ def backward(
     if not total.numel():
         return [by_total, *(None if each is None else zeros(each.shape, each.dtype, each.device) for each in like)]
     compute, n_columns = opmath(total.dtype), total.shape[-1]
-    grads = tuple([_as_matrix(each) for each in (grad, grad_total) if each is not None])
-    total, statistics = _as_matrix(total.contiguous()), tuple([each.contiguous().view(-1) for each in statistics])
+    grads = tuple([as_matrix(each) for each in (grad, grad_total) if each is not None])
+    total, statistics = as_matrix(total.contiguous()), tuple([each.contiguous().view(-1) for each in statistics])
     outs = [None if each is None else empty(each.shape, each.dtype, each.device) for each in like]
     written = tuple([out for out in outs if out is not None])
     weights = () if weight is None else (weight.contiguous(),)
