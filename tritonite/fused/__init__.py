@@ -6,6 +6,7 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 from tritonite import registry
 from tritonite.fused.distillation import jsd, kl_div, kl_divergence, tv_distance
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.linear_distillation import linear_jsd
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
@@ -18,6 +19,7 @@ __all__ = [
     "jsd",
     "kl_div",
     "kl_divergence",
+    "linear_jsd",
     "paged_attention",
     "reshape_and_cache",
     "rotary_embedding",

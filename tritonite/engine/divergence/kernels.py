@@ -118,8 +118,8 @@ def divergence_forward(
 ):
     """Compute the divergence of META.rows rows, and with labels also the student's cross entropy.
 
-    `losses` has a vector for each. `statistics` is (rows, 3 or 4). Rows whose scales are all 0 are not read, and have
-    losses and statistics of 0. `factor` is 1 / temperature. The second pass over a long row goes backwards, because caches hold the row's end.
+    `losses` has a vector for each, with 0 for rows whose scale is 0. `statistics` is (rows, 3 or 4). Rows whose scales
+    are all 0 are not read, and have statistics of 0. `factor` is 1 / temperature. The second pass over a long row goes backwards, because caches hold the row's end.
     """
     wait_for_previous_launch()
     INDEX: tl.constexpr = META.index
@@ -178,7 +178,10 @@ def divergence_forward(
             terms += tl.where(both, term, 0.0)
             derivatives += tl.where(both, derivative, 0.0)
     kept = statistics + row * KEPT
-    loss = tl.where(wanted, tl.sum(terms, 1), 0.0)
+    soft = wanted
+    if len(scales) > 1:
+        soft = wanted & (tl.load(scales[0] + row, mask=row_mask, other=0) != 0)
+    loss = tl.where(soft, tl.sum(terms, 1), 0.0)
     tl.store(losses[0] + row, loss, mask=row_mask)
     slope = tl.sum(derivatives, 1)
     if _is_normalized(META.kind):
