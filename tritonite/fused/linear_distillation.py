@@ -95,8 +95,7 @@ def linear_jsd(
         factors = factors * soft
     operands = (student, student_weight, student_bias)
     wanted = [
-        reduction != "none" and torch.is_grad_enabled() and each is not None and each.requires_grad
-        for each in operands
+        reduction != "none" and torch.is_grad_enabled() and each is not None and each.requires_grad for each in operands
     ]
     kind = FORWARD if beta == 0 else REVERSE if beta == 1 else JSD
     total, losses, *_ = torch.ops.tritonite.linear_divergence(
@@ -186,9 +185,7 @@ def _fake(
     student, student_weight, student_bias, teacher, teacher_weight, teacher_bias, labels, scales, kind, beta,
     temperature, student_wanted, weight_wanted, bias_wanted,
 ):  # fmt: skip
-    _check(
-        _Head(student, student_weight, student_bias), _Head(teacher, teacher_weight, teacher_bias), labels, scales
-    )
+    _check(_Head(student, student_weight, student_bias), _Head(teacher, teacher_weight, teacher_bias), labels, scales)
     check_divergence(kind, beta, temperature)
     return (
         scales.new_empty(()),

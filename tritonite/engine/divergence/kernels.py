@@ -165,7 +165,10 @@ def divergence_forward(
                 teacher_top, teacher_total = _add_exponential(teacher_top, teacher_total, y)
                 if KEPT == 4:
                     raw_top, raw_total = _add_exponential(raw_top, raw_total, raw)
-            student_sum, teacher_sum = _log_sum_exp(student_top, student_total), _log_sum_exp(teacher_top, teacher_total)
+            student_sum, teacher_sum = (
+                _log_sum_exp(student_top, student_total),
+                _log_sum_exp(teacher_top, teacher_total),
+            )
             if KEPT == 4:
                 untempered = _log_sum_exp(raw_top, raw_total)
         terms, derivatives = tl.zeros((ROWS, COLUMNS), COMPUTE), tl.zeros((ROWS, COLUMNS), COMPUTE)
