@@ -15,6 +15,7 @@ import torch
 
 from tritonite import devices
 from tritonite.engine import multinomial, random
+from tritonite.engine.divergence.table import DIVERGENCE
 from tritonite.engine.gemm import cost_pointers, select
 from tritonite.engine.gemm.table import LIMITS
 from tritonite.engine.histogram import HISTOGRAM
@@ -141,6 +142,7 @@ def change_device(monkeypatch):
 
 
 TABLES = {
+    "divergence": DIVERGENCE,
     "gemm": LIMITS,
     "histogram": HISTOGRAM,
     "indexing": INDEXING,

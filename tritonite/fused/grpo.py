@@ -14,7 +14,7 @@ _LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 
 class GrpoMetrics(NamedTuple):
-    """What `linear_grpo` knows of its tokens, detached.
+    """Log-probabilities and statistics of the tokens of `linear_grpo`, detached.
 
     Attributes:
         log_probabilities: (B, T), log pi of each target, 0 where the mask is 0.

@@ -181,12 +181,12 @@ def _check(student: _Head, teacher: _Head, labels: torch.Tensor | None, scales: 
     check_device("scales", scales, "student", student.hidden)
 
 
-def _fake(
-    student, student_weight, student_bias, teacher, teacher_weight, teacher_bias, labels, scales, kind, beta,
-    temperature, student_wanted, weight_wanted, bias_wanted,
-):  # fmt: skip
+def _fake(*arguments):
+    student, student_weight, student_bias, *others = arguments
+    teacher, teacher_weight, teacher_bias, labels, scales, *divergence = others[:8]
+    student_wanted, weight_wanted, bias_wanted = others[8:]
     _check(_Head(student, student_weight, student_bias), _Head(teacher, teacher_weight, teacher_bias), labels, scales)
-    check_divergence(kind, beta, temperature)
+    check_divergence(*divergence)
     return (
         scales.new_empty(()),
         scales.new_empty(scales.shape),

@@ -21,7 +21,7 @@ functional = torch.nn.functional
 
 
 class PairMetrics(NamedTuple):
-    """What a loss of pairs knows of its B pairs, detached.
+    """Log-probabilities and rewards of B pairs, detached.
 
     Attributes:
         chosen_log_probabilities: (B,), log pi of the chosen completions; their means over targets, where the loss
@@ -42,7 +42,7 @@ class PairMetrics(NamedTuple):
 
 
 class KtoMetrics(NamedTuple):
-    """What `linear_kto` knows of its B completions, detached.
+    """Log-probabilities and rewards of the B completions of `linear_kto`, detached.
 
     Attributes:
         log_probabilities: (B,), log pi.
@@ -101,7 +101,7 @@ def linear_dpo(
     if label_smoothing and loss_type != "sigmoid":
         _refuse(name, f"label_smoothing is {label_smoothing}: only the loss 'sigmoid' has it")
     _check_pairs(name, target)
-    tokens = _log_probabilities(name, LinearHead(input, weight, bias), target, ignore_index)
+    tokens = token_log_probabilities(name, LinearHead(input, weight, bias), target, ignore_index)
     own = _of_sequences(tokens, target, ignore_index, average)
     other = _of_reference(name, reference, target, ignore_index, average)
     rewards = beta * (own - other)
@@ -277,7 +277,7 @@ def linear_kto(
         )
     if isinstance(kl, torch.Tensor) and (kl.requires_grad or kl.numel() != 1):
         _refuse(name, f"kl has {kl.numel()} elements: it must be one number without a gradient; detach it")
-    tokens = _log_probabilities(name, LinearHead(input, weight, bias), target, ignore_index)
+    tokens = token_log_probabilities(name, LinearHead(input, weight, bias), target, ignore_index)
     own = _of_sequences(tokens, target, ignore_index, False)
     ratio = own - _of_reference(name, reference, target, ignore_index, False)
     baseline = torch.as_tensor(kl, dtype=own.dtype, device=own.device).reshape(()).clamp(min=0)
@@ -305,11 +305,6 @@ def _check_pairs(name: str, target: torch.Tensor) -> None:
         _refuse(name, f"target has the shape {tuple(target.shape)}: it must be (2 * pairs, tokens), chosen first")
 
 
-def _log_probabilities(name: str, head: LinearHead, target: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """Return the log-probability of each target, 0 for targets to ignore."""
-    return token_log_probabilities(name, head, target, ignore_index)
-
-
 def _of_sequences(tokens: torch.Tensor, target: torch.Tensor, ignore_index: int, average: bool) -> torch.Tensor:
     """Return the sums of log-probabilities over tokens, or their means over the targets that count."""
     sums = tokens.sum(-1)
@@ -322,7 +317,7 @@ def _of_reference(
     """Return the reference's log-probabilities of sequences."""
     if isinstance(reference, LinearHead):
         with torch.no_grad():
-            tokens = _log_probabilities(name, reference, target, ignore_index)
+            tokens = token_log_probabilities(name, reference, target, ignore_index)
             return _of_sequences(tokens, target, ignore_index, average)
     check_given(name, "reference", reference, target.shape[:1])
     return reference
@@ -341,7 +336,7 @@ def _policy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of sequences, and the chosen ones' negative log-likelihood."""
     _check_pairs(name, target)
-    tokens = _log_probabilities(name, head, target, ignore_index)
+    tokens = token_log_probabilities(name, head, target, ignore_index)
     return _of_sequences(tokens, target, ignore_index, average), _nll(tokens, target, ignore_index)
 
 
@@ -377,4 +372,5 @@ def _pair_metrics(own: torch.Tensor, rewards: torch.Tensor, nll: torch.Tensor) -
     own, rewards = own.detach(), rewards.detach()
     chosen, rejected = rewards.chunk(2)
     accuracy = _mean((chosen > rejected).to(own.dtype))
-    return PairMetrics(*own.chunk(2), chosen, rejected, accuracy, nll.detach())
+    log_chosen, log_rejected = own.chunk(2)
+    return PairMetrics(log_chosen, log_rejected, chosen, rejected, accuracy, nll.detach())

@@ -21,7 +21,7 @@ _STUDENT, _TEACHER, _DERIVATIVES, _UNTEMPERED = (tl.constexpr(i) for i in range(
 @triton.jit
 def _is_normalized(KIND: tl.constexpr):
     """Return whether operands are log-probabilities or probabilities, not logits."""
-    return KIND == _TARGET or KIND == _LOG_TARGET
+    return (KIND == _TARGET) | (KIND == _LOG_TARGET)
 
 
 @triton.jit
@@ -119,7 +119,8 @@ def divergence_forward(
     """Compute the divergence of META.rows rows, and with labels also the student's cross entropy.
 
     `losses` has a vector for each, with 0 for rows whose scale is 0. `statistics` is (rows, 3 or 4). Rows whose scales
-    are all 0 are not read, and have statistics of 0. `factor` is 1 / temperature. The second pass over a long row goes backwards, because caches hold the row's end.
+    are all 0 are not read, and have statistics of 0. `factor` is 1 / temperature. The second pass over a long row goes
+    backwards, because caches hold the row's end.
     """
     wait_for_previous_launch()
     INDEX: tl.constexpr = META.index
