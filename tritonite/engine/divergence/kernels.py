@@ -19,12 +19,6 @@ _STUDENT, _TEACHER, _DERIVATIVES, _UNTEMPERED = (tl.constexpr(i) for i in range(
 
 
 @triton.jit
-def _is_normalized(KIND: tl.constexpr):
-    """Return whether operands are log-probabilities or probabilities, not logits."""
-    return (KIND == _TARGET) | (KIND == _LOG_TARGET)
-
-
-@triton.jit
 def _terms(student, teacher, beta, META: tl.constexpr):
     """Return the terms f(log q, log p) of a divergence, and their derivatives by log q.
 
@@ -43,7 +37,7 @@ def _terms(student, teacher, beta, META: tl.constexpr):
         mixture = libdevice.log(mixed)
         derivative = (1.0 - beta) * tl.where(q > 0.0, q * (student - larger - mixture), 0.0)
         term = derivative + beta * tl.where(p > 0.0, p * (teacher - larger - mixture), 0.0)
-    elif META.kind == _FORWARD or _is_normalized(META.kind):
+    elif META.kind == _FORWARD or META.normalized:
         term = tl.where(p > 0.0, p * (teacher - student), 0.0)
         derivative = -p
     else:
@@ -142,7 +136,7 @@ def divergence_forward(
         x = raw * factor
         y = _teacher_of(_load(teacher, teachers, first, column_strides[1], both, META), factor, META)
         student_sum, teacher_sum = tl.zeros((ROWS, 1), COMPUTE), tl.zeros((ROWS, 1), COMPUTE)
-        if not _is_normalized(META.kind):
+        if not META.normalized:
             student_sum, teacher_sum = _log_sum_exp(x, 1.0), _log_sum_exp(y, 1.0)
         if KEPT == 4:
             untempered = _log_sum_exp(raw, 1.0)
@@ -152,7 +146,7 @@ def divergence_forward(
         # A program whose rows are all unwanted reads nothing.
         blocks = tl.cdiv(n_columns, COLUMNS) * tl.max(wanted.to(tl.int32), 0)
         student_sum, teacher_sum = tl.zeros((ROWS, 1), COMPUTE), tl.zeros((ROWS, 1), COMPUTE)
-        if not _is_normalized(META.kind):
+        if not META.normalized:
             student_top = tl.full((ROWS, COLUMNS), -float("inf"), COMPUTE)
             student_total = tl.zeros((ROWS, COLUMNS), COMPUTE)
             teacher_top, teacher_total = student_top, student_total
@@ -188,7 +182,7 @@ def divergence_forward(
     loss = tl.where(soft, tl.sum(terms, 1), 0.0)
     tl.store(losses[0] + row, loss, mask=row_mask)
     slope = tl.sum(derivatives, 1)
-    if _is_normalized(META.kind):
+    if META.normalized:
         slope = tl.zeros((ROWS,), COMPUTE)
     student_sum, teacher_sum = tl.reshape(student_sum, (ROWS,)), tl.reshape(teacher_sum, (ROWS,))
     tl.store(kept + _STUDENT, tl.where(wanted, student_sum, 0.0), mask=row_mask)

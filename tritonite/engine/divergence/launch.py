@@ -9,7 +9,7 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.divergence.kernels import divergence_backward, divergence_forward
-from tritonite.engine.divergence.meta import DivergenceMeta
+from tritonite.engine.divergence.meta import LOG_TARGET, TARGET, DivergenceMeta
 from tritonite.engine.divergence.table import divergence_table
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import fusion
@@ -68,6 +68,7 @@ def _launch_facts(
     block_rows = max(1, unit // 2 // columns)
     meta = DivergenceMeta(
         kind=divergence.kind,
+        normalized=divergence.kind in (TARGET, LOG_TARGET),
         index=offset_type(rows.student, rows.teacher, *others),
         compute=TRITON_DTYPES[rows.compute],
         rows=block_rows,

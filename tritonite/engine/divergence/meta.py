@@ -16,11 +16,13 @@ KINDS = (FORWARD, REVERSE, JSD, TV, TARGET, LOG_TARGET)
 class DivergenceMeta:
     """The compile-time parameters of `divergence_forward` and `divergence_backward`.
 
-    A program handles `rows` rows in blocks of `columns` elements; with `held` one block is a whole row. `tempered`
-    says that the temperature is not 1, so that the cross entropy has a log-sum-exp of its own.
+    A program handles `rows` rows in blocks of `columns` elements; with `held` one block is a whole row. `normalized`
+    says that operands are log-probabilities or probabilities, not logits. `tempered` says that the temperature is not
+    1, so that the cross entropy has a log-sum-exp of its own.
     """
 
     kind: str
+    normalized: bool
     index: Any
     compute: Any
     rows: int
