@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tritonite import devices
+from tritonite.engine.cross_entropy.table import CROSS_ENTROPY
 from tritonite.engine import multinomial, random
 from tritonite.engine.divergence.table import DIVERGENCE
 from tritonite.engine.gemm import cost_pointers, select
@@ -142,6 +143,7 @@ def change_device(monkeypatch):
 
 
 TABLES = {
+    "cross_entropy": CROSS_ENTROPY,
     "divergence": DIVERGENCE,
     "gemm": LIMITS,
     "histogram": HISTOGRAM,

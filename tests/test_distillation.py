@@ -258,8 +258,8 @@ def labels_of(*leading, classes=11):
 
 @pytest.fixture
 def small_chunks(change_tables):
-    """Make chunks of five tokens of eleven classes."""
-    change_tables(divergence={"chunk_elements": 60})
+    """Make chunks of five tokens."""
+    change_tables(cross_entropy={"chunk_tokens": 5, "chunk_share": 0.0, "chunk_multiple": 1})
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])

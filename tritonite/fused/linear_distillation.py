@@ -14,9 +14,9 @@ import torch
 import triton
 
 from tritonite.dtypes import FLOATS, opmath
+from tritonite.engine.cross_entropy.head import tokens_of_a_chunk
 from tritonite.engine.divergence.launch import Divergence, Rows, backward, forward, statistics_of
 from tritonite.engine.divergence.meta import FORWARD, JSD, REVERSE
-from tritonite.engine.divergence.table import chunk_rows
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue, Sums
 from tritonite.engine.rows.declare import Reduction
@@ -147,6 +147,12 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, epilogue: Epi
     product(a[None], b[None], out[None], epilogue, Sums(precision_of(a.dtype)))
 
 
+def _buffer(tokens: int, classes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate logits whose rows start at multiples of 16 bytes, as TMA needs."""
+    multiple = 16 // dtype.itemsize
+    return empty((tokens, -(-classes // multiple) * multiple), dtype, device)[:, :classes]
+
+
 @triton.jit
 def _same(x):
     return x
@@ -266,13 +272,13 @@ def linear_divergence_host(
     if none:
         by_bias = zeros((classes,), _gradient_dtype(student_bias), device) if biased else None
         return total, losses, by_student, _in_dtype(by_weight, _gradient_dtype(student)), by_bias
-    step = chunk_rows(tokens, classes)
+    step = tokens_of_a_chunk(tokens)
     by_biases = empty((-(-tokens // step), classes), compute, device) if biased else None
     divergence = Divergence(kind, beta, temperature)
-    logits, others = empty((step, classes), compute, device), empty((step, classes), compute, device)
+    logits, others = [_buffer(step, classes, compute, device) for _ in range(2)]
     gradient = logits
     if student.dtype is not compute and (student_wanted or weight_wanted or biased):
-        gradient = empty((step, classes), student.dtype, device)
+        gradient = _buffer(step, classes, student.dtype, device)
     kept = empty((step, statistics_of(divergence, labels is not None)), compute, device)
     scales, labels = scales.contiguous(), None if labels is None else labels.contiguous()
     for first in range(0, tokens, step):

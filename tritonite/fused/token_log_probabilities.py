@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from tritonite.dtypes import FLOATS, opmath
+from tritonite.dtypes import FLOATS
 from tritonite.errors import Unsupported
+from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 
 IGNORED = -100
 
@@ -47,16 +48,6 @@ def token_log_probabilities(
             raise Unsupported(name=f"tritonite::{name}", reason=reason)
     if temperature != 1:
         hidden, bias = hidden / temperature, None if bias is None else bias / temperature
-    return _token_log_probabilities(hidden, weight, target, bias, ignore_index)
-
-
-def _token_log_probabilities(
-    hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None, ignore_index: int
-) -> torch.Tensor:
-    compute = opmath(hidden.dtype)
-    logits = torch.nn.functional.linear(
-        hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
-    )
-    counts = target != ignore_index
-    own = logits.log_softmax(-1).gather(-1, torch.where(counts, target, 0).unsqueeze(-1)).squeeze(-1)
-    return torch.where(counts, own, 0.0)
+    losses = linear_cross_entropy(hidden, weight, target, bias, ignore_index=ignore_index, reduction="none")
+    assert isinstance(losses, torch.Tensor)
+    return -losses
