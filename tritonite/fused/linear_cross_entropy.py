@@ -24,6 +24,7 @@ from tritonite.errors import Decline
 from tritonite.fused.check import check_device, check_shape
 from tritonite.fused.cross_entropy import (
     check_numbers,
+    check_targets,
     chosen,
     fake_results,
     refuse_gradients,
@@ -341,7 +342,9 @@ def linear_cross_entropy_backward_host(
     check_head(input, weight, target, bias, class_weight, token_scale, classes)
     _check_backward(grad, input, target, reduction)
     head, targets = head_of(input, weight, bias, chunk_tokens), targets_of(target, class_weight, token_scale)
-    gradients = make_gradients(head, (input_wanted, weight_wanted, bias_wanted), _accumulation(input, accumulate_dtype))
+    gradients = make_gradients(
+        head, (input_wanted, weight_wanted, bias_wanted), _accumulation(input, accumulate_dtype)
+    )
     write_head_gradients(
         *(head, grad.contiguous().view(-1) if grad.dim() else grad, targets),
         *(Statistics(lse.contiguous(), None, weight_sum=weight_sum), total),

@@ -38,3 +38,5 @@ def head_of(input, weight, bias, chunk_tokens):
         matrix = input.contiguous().view(n_tokens, size)
     chunk = tokens_of_a_chunk(n_tokens) if chunk_tokens is None else max(1, min(chunk_tokens, n_tokens))
     return Head(matrix, weight, bias, precision_of(input.dtype), chunk)
+
+

@@ -123,13 +123,7 @@ def write_gradient(
 
 
 def finish(
-    targets: Targets,
-    statistics: Statistics,
-    shape: tuple[int, ...],
-    loss: Loss,
-    reduction: str,
-    classes: int,
-    asked: Any,
+    targets: Targets, statistics: Statistics, shape: tuple[int, ...], loss: Loss, reduction: str, classes: int, asked: Any
 ) -> Results:
     """Return the losses of rows of the leading `shape`, or their sum or mean. `asked` says whether z-loss is returned."""
     lse = statistics.lse
@@ -160,7 +154,9 @@ def finish(
     return results
 
 
-def scale(x: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, total: torch.Tensor | None) -> None:
+def scale(
+    x: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, total: torch.Tensor | None
+) -> None:
     """Write a contiguous gradient times the loss's gradient; with `total`, over the total weight."""
     n = x.numel()
     if not n:
@@ -168,7 +164,9 @@ def scale(x: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, total: torch.T
     block = table().gradient
     index = offset_type(x.view(-1))
     meta = LossMeta(index, TRITON_DTYPES[opmath(x.dtype)], 1, block.elements, mean=total is not None)
-    kernels.scale_gradient[(-(-n // block.elements),)](*(x, out, grad, total, n), META=meta, num_warps=block.warps)
+    kernels.scale_gradient[(-(-n // block.elements),)](
+        *(x, out, grad, total, n), META=meta, num_warps=block.warps
+    )
 
 
 def add_columns(x: torch.Tensor, out: torch.Tensor, accumulate: bool) -> None:
