@@ -1,10 +1,11 @@
-"""Divergences of logits and of linear heads against compositions in float64: values, gradients, layouts, errors."""
+"""Divergences of logits against compositions in float64: values, gradients, layouts, transforms, errors."""
 
 import functools
 
 import pytest
 import torch
-from compositions import agree, as_tuple, close, normal
+from compositions import close, normal
+from divergences import IGNORED, heads, labels_of, linear, linear_jsd, of_rows
 
 import tritonite
 from tritonite import fused
@@ -13,24 +14,6 @@ from tritonite.errors import Unsupported
 functional = torch.nn.functional
 library = torch.ops.tritonite
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-IGNORED = -100
-
-
-def kl(log_p, log_q):
-    return torch.where(log_p.exp() > 0, log_p.exp() * (log_p - log_q), 0.0).sum(-1)
-
-
-def of_rows(student, teacher, beta=0.5, temperature=1.0, kind="jsd"):
-    """Return the divergence of each row, written as in the papers."""
-    log_q, log_p = (student / temperature).log_softmax(-1), (teacher / temperature).log_softmax(-1)
-    if kind == "tv":
-        return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
-    if kind == "kl" and beta == 0:
-        return kl(log_p, log_q)
-    if kind == "kl":
-        return kl(log_q, log_p)
-    log_m = (beta * log_p.exp() + (1 - beta) * log_q.exp()).log()
-    return beta * kl(log_p, log_m) + (1 - beta) * kl(log_q, log_m)
 
 
 FUNCTIONS = {
@@ -184,6 +167,7 @@ def test_all_rows_ignored_and_no_rows(name):
         assert ours(x, x.detach(), reduction="none").shape == shape[:-1]
 
 
+@pytest.mark.filterwarnings("ignore:reduction")
 @pytest.mark.parametrize("log_target", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -208,135 +192,6 @@ def test_kl_div_of_long_rows_and_of_probabilities_of_zero(tiny_blocks):
         *(x, target.float()),
         terms=16,
     )
-
-
-# ---- Linear heads ----------------------------------------------------------------------------------------------------
-
-
-def heads(*leading, dtype=torch.float32, bias=True, hidden=6, size=5, classes=11):
-    """Return student, its weight and bias, with gradients, and the teacher's."""
-    own = [normal(*leading, hidden, dtype=dtype), normal(classes, hidden, dtype=dtype)]
-    other = [normal(*leading, size, dtype=dtype), normal(classes, size, dtype=dtype)]
-    own.append(normal(classes, dtype=dtype) if bias else None)
-    other.append(normal(classes, dtype=dtype) if bias else None)
-    return [each if each is None else each.requires_grad_() for each in own] + other
-
-
-def linear(hidden, weight, bias):
-    return hidden @ weight.T + (0 if bias is None else bias)
-
-
-def distilled(*operands, labels=None, loss_weights=(0.0, 1.0), beta=0.5, temperature=1.0, reduction="mean"):
-    """Return the composition of `fused.linear_jsd`, of operands in the order of `heads`."""
-    logits, others = linear(*operands[:3]), linear(*operands[3:])
-    hard, soft = loss_weights
-    if beta in (0, 1):
-        losses = soft * of_rows(logits, others, beta, temperature, "kl")
-    else:
-        losses = soft * of_rows(logits, others, beta, temperature)
-    counts = torch.ones_like(losses, dtype=torch.bool) if labels is None else labels != IGNORED
-    if hard:
-        entropies = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
-        losses = losses + hard * entropies.view_as(losses)
-    losses = torch.where(counts, losses, 0.0)
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / counts.sum().clamp(min=1)
-
-
-def ours(student, weight, bias, teacher, teacher_weight, teacher_bias, **options):
-    return fused.linear_jsd(
-        *(student, weight, teacher, teacher_weight), student_bias=bias, teacher_bias=teacher_bias, **options
-    )
-
-
-def labels_of(*leading, classes=11):
-    labels = torch.randint(classes, leading, device=tritonite.device)
-    labels.view(-1)[::4] = IGNORED
-    return labels
-
-
-@pytest.fixture
-def small_chunks(change_tables):
-    """Make chunks of five tokens."""
-    change_tables(cross_entropy={"chunk_tokens": 5, "chunk_share": 0.0, "chunk_multiple": 1})
-
-
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@pytest.mark.parametrize("weights", [(0.0, 1.0), (0.3, 0.7), (0.0, 0.4), (1.0, 0.0)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_linear_jsd(dtype, weights, reduction, small_chunks):
-    torch.manual_seed(3)
-    labels = labels_of(2, 6)
-    options = {"beta": 0.3, "temperature": 2.0, "labels": labels, "loss_weights": weights, "reduction": reduction}
-    operands = heads(2, 6, dtype=dtype)
-    agree(functools.partial(ours, **options), functools.partial(distilled, **options), operands, None, 16, 256)
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("beta", [0, 0.5, 1])
-def test_linear_jsd_without_labels_and_biases(beta, small_chunks):
-    for leading in ((7,), (2, 1, 3), (1,), ()):
-        operands = heads(*leading, bias=False)
-        options = {"beta": beta, "temperature": 1.0}
-        agree(functools.partial(ours, **options), functools.partial(distilled, **options), operands, None, 16, 64)
-
-
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_gradients_of_some_operands(reduction, small_chunks):
-    for wanted in ((0,), (1,), (2,), (0, 2)):
-        operands = heads(7)
-        for i in range(3):
-            operands[i].requires_grad_(i in wanted)
-        options = {"labels": labels_of(7), "loss_weights": (0.5, 0.5), "reduction": reduction}
-        agree(functools.partial(ours, **options), functools.partial(distilled, **options), operands, None, 16, 64)
-    with torch.no_grad():
-        close(ours(*heads_copy(operands), **options), distilled(*map(torch.Tensor.double, operands), **options), 16)
-
-
-def heads_copy(operands):
-    return [each.clone() for each in operands]
-
-
-def test_strided_heads(small_chunks):
-    student, _, _, teacher, _, teacher_bias = heads(4, 3)
-    operands = [
-        student.detach().transpose(0, 1).requires_grad_(),
-        normal(6, 11).t().requires_grad_(),
-        normal(22)[::2].requires_grad_(),
-        teacher.transpose(0, 1),
-        normal(22, 10)[::2, ::2],
-        teacher_bias[:1].expand(11),
-    ]
-    agree(ours, distilled, operands, None, 16, 64)
-
-
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_linear_jsd_of_ignored_tokens_and_of_none(reduction):
-    for leading in ((3,), (0,), (2, 0)):
-        operands = heads(*leading)
-        labels = torch.full(leading, IGNORED, device=tritonite.device)
-        loss = ours(*operands, labels=labels, loss_weights=(0.5, 0.5), reduction=reduction)
-        assert not loss.any() and loss.shape == (leading if reduction == "none" else ())
-        assert not any(each.any() for each in torch.autograd.grad(loss.sum(), operands[:3]))
-
-
-def test_labels_out_of_range_give_nan():
-    operands, labels = heads(3), torch.tensor([1, 11, 2], device=tritonite.device)
-    losses = ours(*operands, labels=labels, loss_weights=(1.0, 1.0), reduction="none")
-    assert losses.isnan().tolist() == [False, True, False]
-
-
-def test_gradients_of_float16_survive_a_mean_of_many_tokens():
-    # The mean's factor would make gradients of single logits vanish, were it applied to them.
-    tokens = 2048
-    student, weight, _, teacher, teacher_weight, _ = heads(1, dtype=torch.float16, bias=False, classes=64)
-    operands = [student.detach().expand(tokens, -1).requires_grad_(), weight, None]
-    operands += [teacher.expand(tokens, -1), teacher_weight, None]
-    (found,) = torch.autograd.grad(ours(*operands), weight)
-    wide = [each if each is None else each.detach().double().requires_grad_() for each in operands]
-    (exact,) = torch.autograd.grad(distilled(*wide), wide[1])
-    assert (found.double() - exact).abs().max() < 2e-3 * exact.abs().max()
 
 
 # ---- Transforms and errors -------------------------------------------------------------------------------------------
@@ -381,7 +236,7 @@ def test_compiled_graphs_give_the_same(dynamic, reduction):
             + fused.kl_divergence(logits, others, reverse=True, temperature=2.0, **options)
             + fused.tv_distance(logits, others, **options)
             + fused.kl_div(logits, others, reduction=reduction, log_target=True)
-            + ours(student, weight, bias, *teacher, loss_weights=(0.5, 0.5), **options)
+            + linear_jsd(student, weight, bias, *teacher, loss_weights=(0.5, 0.5), **options)
         )
 
     operands, labels = heads(5), labels_of(5)
@@ -458,9 +313,3 @@ def test_wrong_arguments_are_refused(function, args, options, reason):
         args = [moved(each).detach().requires_grad_(each.requires_grad) for each in args]
         with pytest.raises(Unsupported, match=reason):
             function(*args, **{name: moved(each) for name, each in options.items()})
-
-
-def test_results_of_linear_jsd_are_deterministic(small_chunks):
-    operands = heads(12)
-    results = [torch.autograd.grad(ours(*operands), operands[:3]) for _ in range(2)]
-    assert all(torch.equal(one, other) for one, other in zip(*map(as_tuple, results), strict=True))

@@ -80,8 +80,9 @@ def _preferences(make: Make, shape: Shape) -> list[torch.Tensor]:
     return [states, weight, target, make(sequences).float()]
 
 
-def _pair(composition: Callable[..., Any], loss: Callable[..., Any], count: int, *others: Any) -> Pair:
-    return Pair(*[functools.partial(_with_gradients, each, count) for each in (composition, loss)], *others)
+def _pair(composition: Callable[..., Any], loss: Callable[..., Any], count: int, make: Any, shapes: Any) -> Pair:
+    both = [functools.partial(_with_gradients, each, count) for each in (composition, loss)]
+    return Pair(both[0], both[1], make, shapes)
 
 
 PAIRS: dict[str, Pair] = {
