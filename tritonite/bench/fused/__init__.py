@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tritonite.bench.fused import distillation, layers
+from tritonite.bench.fused import distillation, layers, losses
 from tritonite.bench.fused.pair import Pair
 
-PAIRS: dict[str, Pair] = {**distillation.PAIRS, **layers.PAIRS}
+PAIRS: dict[str, Pair] = {**distillation.PAIRS, **layers.PAIRS, **losses.PAIRS}
 
 __all__ = ["PAIRS", "Pair"]

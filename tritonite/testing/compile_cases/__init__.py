@@ -18,6 +18,7 @@ for _engine in (
     "histogram",
     "indexing",
     "lists",
+    "losses",
     "optim",
     "rows",
     "searching",
