@@ -10,6 +10,7 @@ from divergences import IGNORED, heads, labels_of, linear, linear_jsd, of_rows
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
+from tritonite.runtime import contract
 
 functional = torch.nn.functional
 library = torch.ops.tritonite
@@ -94,6 +95,20 @@ def test_layouts(name):
         (x[0, 0], y[0, 0]),
     ):
         agree_in_float32(ours, theirs, student.detach().requires_grad_(), teacher, terms=16)
+
+
+@pytest.mark.parametrize("width", [70, 300])
+def test_offsets_of_64_bits(width, tiny_blocks, monkeypatch):
+    monkeypatch.setattr("tritonite.engine.iteration.INT32_LIMIT", 4)
+    agree_in_float32(*rows_of("mixed"), normal(3, width, grad=True), normal(width, 3).t(), terms=16)
+
+
+def test_rows_do_not_depend_on_the_batch_in_invariant_mode(tiny_blocks):
+    x, y = normal(37, 70), normal(37, 70)
+    with contract.under(contract.settings_of(invariant=True)):
+        together = fused.jsd(x, y, reduction="none")
+        alone = torch.cat([fused.jsd(x[i : i + 1], y[i : i + 1], reduction="none") for i in range(37)])
+    assert torch.equal(together, alone)
 
 
 @EACH

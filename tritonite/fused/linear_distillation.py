@@ -90,7 +90,7 @@ def linear_jsd(
     factors = mask.reshape(1, -1).to(compute)
     if hard:
         # The divergence may have no part in the loss.
-        factors = factors * torch.tensor([[soft], [hard]], dtype=compute, device=student.device)
+        factors = torch.cat((factors * soft, factors * hard))
     elif soft != 1:
         factors = factors * soft
     operands = (student, student_weight, student_bias)

@@ -280,7 +280,8 @@ def linear_kto(
     tokens = token_log_probabilities(name, LinearHead(input, weight, bias), target, ignore_index)
     own = _of_sequences(tokens, target, ignore_index, False)
     ratio = own - _of_reference(name, reference, target, ignore_index, False)
-    baseline = torch.as_tensor(kl, dtype=own.dtype, device=own.device).reshape(()).clamp(min=0)
+    divergence = kl.to(own).reshape(()) if isinstance(kl, torch.Tensor) else own.new_full((), kl)
+    baseline = divergence.clamp(min=0)
     good, bad = loss_weights
     sign, weights = torch.where(desirable, 1.0, -1.0), torch.where(desirable, float(good), float(bad))
     losses = weights * functional.sigmoid(-beta * sign * (ratio - baseline))
