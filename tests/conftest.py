@@ -16,6 +16,7 @@ import torch
 from tritonite import devices
 from tritonite.engine.cross_entropy.table import CROSS_ENTROPY
 from tritonite.engine import multinomial, random
+from tritonite.engine.divergence.table import DIVERGENCE
 from tritonite.engine.gemm import cost_pointers, select
 from tritonite.engine.gemm.table import LIMITS
 from tritonite.engine.histogram import HISTOGRAM
@@ -143,6 +144,7 @@ def change_device(monkeypatch):
 
 TABLES = {
     "cross_entropy": CROSS_ENTROPY,
+    "divergence": DIVERGENCE,
     "gemm": LIMITS,
     "histogram": HISTOGRAM,
     "indexing": INDEXING,

@@ -174,6 +174,14 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[li
     return sizes, merged
 
 
+def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as a matrix of rows along its last dimension, as a copy if no view has this shape."""
+    try:
+        return tensor.view(-1, tensor.shape[-1])
+    except RuntimeError:
+        return tensor.contiguous().view(-1, tensor.shape[-1])
+
+
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return one more than the largest element offset of a strided view."""
     return 1 + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.engine.iteration import common_device, offset_type, power_of_2
+from tritonite.engine.iteration import as_matrix, common_device, offset_type, power_of_2
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.quantize import BLOCK, block_maxima, inverse_scale, quantized, scale_of
 from tritonite.runtime.contract import empty, zeros
@@ -145,14 +145,6 @@ def quantize_rows(
         else:
             value = value * inverse_scale(tl.load(scales))
         tl.store(out_rows + index[None, :], quantized(value, MOST, OUT), mask=mask)
-
-
-def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as a matrix of rows along its last dimension, as a copy if no view has this shape."""
-    try:
-        return tensor.view(-1, tensor.shape[-1])
-    except RuntimeError:
-        return tensor.contiguous().view(-1, tensor.shape[-1])
 
 
 def most_of(dtype: torch.dtype) -> float:

@@ -5,44 +5,62 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 
 from tritonite import registry
 from tritonite.fused.cross_entropy import cross_entropy
-from tritonite.fused.gated import gelu_and_mul, silu_and_mul
-from tritonite.fused.linear_cross_entropy import linear_cross_entropy
-from tritonite.fused.delta_rule import (
-    chunk_gated_delta_rule,
-    recurrent_gated_delta_rule,
-    recurrent_gated_delta_rule_,
-)
-from tritonite.fused.gated import gelu_and_mul, silu_and_mul
-from tritonite.fused.gated_norm import gated_rms_norm
-from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
+from tritonite.fused.delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule, recurrent_gated_delta_rule_
+from tritonite.fused.distillation import jsd, kl_div, kl_divergence, tv_distance
 from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu_and_mul, swiglu
+from tritonite.fused.gated_norm import gated_rms_norm
+from tritonite.fused.grpo import GrpoMetrics, linear_grpo
+from tritonite.fused.linear_cross_entropy import linear_cross_entropy
+from tritonite.fused.linear_distillation import linear_jsd
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
+from tritonite.fused.preference import (
+    KtoMetrics,
+    PairMetrics,
+    linear_cpo,
+    linear_dpo,
+    linear_kto,
+    linear_orpo,
+    linear_simpo,
+)
 from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantize
 from tritonite.fused.rotary import multimodal_rotary_embedding, rotary_embedding, rotary_embedding_
-from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
 from tritonite.fused.short_convolution import short_convolution, short_convolution_update
+from tritonite.fused.token_log_probabilities import LinearHead
 from tritonite.install import library
 
 library.register(registry.declarations)
 
 __all__ = [
-    "cross_entropy",
-    "chunk_gated_delta_rule",
-    "gated_rms_norm",
-    "gelu_and_mul",
-    "linear_cross_entropy",
+    "GrpoMetrics",
+    "KtoMetrics",
+    "LinearHead",
+    "PairMetrics",
     "add_rms_norm_",
+    "chunk_gated_delta_rule",
+    "cross_entropy",
+    "gated_rms_norm",
     "geglu",
     "gelu_and_mul",
+    "jsd",
+    "kl_div",
+    "kl_divergence",
     "layer_norm",
+    "linear_cpo",
+    "linear_cross_entropy",
+    "linear_dpo",
+    "linear_grpo",
+    "linear_jsd",
+    "linear_kto",
+    "linear_orpo",
+    "linear_simpo",
     "multimodal_rotary_embedding",
     "paged_attention",
     "quantize",
-    "reglu",
-    "relu_and_mul",
     "recurrent_gated_delta_rule",
     "recurrent_gated_delta_rule_",
+    "reglu",
+    "relu_and_mul",
     "reshape_and_cache",
     "rms_norm",
     "rms_norm_quantize",
@@ -55,4 +73,5 @@ __all__ = [
     "skip_rms_norm",
     "swiglu",
     "swiglu_quantize",
+    "tv_distance",
 ]

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from tritonite.bench.fused import layers, losses
+from tritonite.bench.fused import delta_rule, distillation, layers, losses, norms
 from tritonite.bench.fused.pair import Pair
 
-PAIRS: dict[str, Pair] = {**layers.PAIRS, **losses.PAIRS}
-from tritonite.bench.fused import layers, norms
-from tritonite.bench.fused.pair import Pair
-
-PAIRS: dict[str, Pair] = {**layers.PAIRS, **norms.PAIRS}
-from tritonite.bench.fused import delta_rule, layers
-from tritonite.bench.fused.pair import Pair
-
-PAIRS: dict[str, Pair] = {**layers.PAIRS, **delta_rule.PAIRS}
+_FAMILIES = (delta_rule, distillation, layers, losses, norms)
+PAIRS: dict[str, Pair] = {name: pair for family in _FAMILIES for name, pair in family.PAIRS.items()}
 
 __all__ = ["PAIRS", "Pair"]

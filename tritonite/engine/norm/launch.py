@@ -8,12 +8,12 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.iteration import offset_type, power_of_2
+from tritonite.engine.iteration import as_matrix, offset_type, power_of_2
 from tritonite.engine.movement import move
 from tritonite.engine.norm.blocks import choose_blocks, choose_ring
 from tritonite.engine.norm.kernels import add_partials, norm_backward, norm_forward
 from tritonite.engine.norm.ring import norm_backward_by_ring
-from tritonite.engine.quantize import Quantization, as_matrix, most_of, quantize_tensor, quantized_outputs
+from tritonite.engine.quantize import Quantization, most_of, quantize_tensor, quantized_outputs
 from tritonite.engine.rows.declare import Reduction
 from tritonite.language.quantize import BLOCK
 from tritonite.runtime.contract import empty, settings, zeros

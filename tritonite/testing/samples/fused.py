@@ -9,25 +9,17 @@ from tritonite.testing.samples.matmul import terms_of_products
 from tritonite.testing.samples.normalization import terms_of_gradients
 from tritonite.testing.tolerances import ATOL
 
-facts.TERMS["paged_attention"] = terms_of_products
-facts.TERMS["linear_cross_entropy"] = terms_of_products
-facts.ROUNDED_TERMS |= {"paged_attention", "linear_cross_entropy"}
-facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward")(terms_of_gradients)
-facts.CANCELLING |= {
-    *("cross_entropy_backward", "linear_cross_entropy"),
-facts.ROUNDED_TERMS.add("paged_attention")
-facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward", "gated_rms_norm_backward")(terms_of_gradients)
+_NORMS_BACKWARD = ("layer_norm_backward", "rms_norm_backward", "skip_layer_norm_backward", "skip_rms_norm_backward")
+facts.TERMS |= dict.fromkeys(("paged_attention", "linear_cross_entropy"), terms_of_products)
+# The largest value of a quantised row may have been rounded before.
+facts.ROUNDED_TERMS |= {"paged_attention", "linear_cross_entropy", "rms_norm_quantize", "swiglu_quantize"}
+facts.terms(*_NORMS_BACKWARD, "gated_rms_norm_backward")(terms_of_gradients)
 facts.terms("short_convolution", "short_convolution_backward")(terms_of_gradients)
 facts.CANCELLING |= {
+    *("cross_entropy_backward", "linear_cross_entropy", "paged_attention"),
+    *("layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_NORMS_BACKWARD),
     *("chunk_gated_delta_rule", "gated_delta_rule_backward", "gated_rms_norm", "gated_rms_norm_backward"),
     *("short_convolution", "short_convolution_backward"),
-    *("paged_attention", "skip_layer_norm", "skip_layer_norm_backward", "skip_rms_norm", "skip_rms_norm_backward"),
-# The largest value of a quantised row may have been rounded before.
-facts.ROUNDED_TERMS |= {"paged_attention", "rms_norm_quantize", "swiglu_quantize"}
-_BACKWARD = ("layer_norm_backward", "rms_norm_backward", "skip_layer_norm_backward", "skip_rms_norm_backward")
-facts.terms(*_BACKWARD)(terms_of_gradients)
-facts.CANCELLING |= {
-    *("paged_attention", "layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_BACKWARD),
 }
 
 
