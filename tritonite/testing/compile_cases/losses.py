@@ -43,12 +43,9 @@ def _calls(dtype: torch.dtype, classes: int, every: bool) -> Iterator[tuple[str,
     yield "linear_cross_entropy", (*given, *mean, *chunks, every, every, *wanted)
     gradients = head[0], head[1].to(rows.dtype), None
     yield "linear_cross_entropy_scaled", (one[0], one if every else None, head[1], None, *gradients)
-    yield (
-        "linear_cross_entropy_shard",
-        (*given[:5], classes, 2 * classes, *none, 32, every)
-        if not every
-        else (*(*head, target, weight, torch.cat([weight, weight]), classes, 2 * classes, *none, 32, every),),
-    )
+    every_weight = None if weight is None else torch.cat([weight, weight])
+    shard = (*head, target, weight, every_weight, classes, 2 * classes)
+    yield "linear_cross_entropy_shard", (*shard, *none, 32, every)
 
 
 @compile_cases("losses")
