@@ -5,20 +5,33 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 
 from tritonite import registry
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.grouped import grouped_linear
+from tritonite.fused.moe import moe, moe_align, moe_experts, permute, unpermute
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
+from tritonite.fused.router import load_balancing_loss, route, router_z_loss, topk_softmax
 from tritonite.install import library
 
 library.register(registry.declarations)
 
 __all__ = [
     "gelu_and_mul",
+    "grouped_linear",
+    "load_balancing_loss",
+    "moe",
+    "moe_align",
+    "moe_experts",
     "paged_attention",
+    "permute",
     "reshape_and_cache",
     "rotary_embedding",
     "rotary_embedding_",
+    "route",
+    "router_z_loss",
     "silu_and_mul",
     "skip_layer_norm",
     "skip_rms_norm",
+    "topk_softmax",
+    "unpermute",
 ]
