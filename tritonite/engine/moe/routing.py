@@ -96,23 +96,23 @@ def _in_chosen_groups(biased, inside, experts, META: tl.constexpr):
     """Return the mask of lanes in the groups with the largest sums of their two largest scores."""
     ROWS: tl.constexpr = META.rows
     GROUPS: tl.constexpr = META.group_lanes
-    shape: tl.constexpr = (ROWS, GROUPS, META.lanes)
-    by_group = tl.reshape(tl.where(inside, biased, -float("inf")), shape)
+    LANES: tl.constexpr = META.lanes
+    by_group = tl.reshape(tl.where(inside, biased, -float("inf")), (ROWS, GROUPS, LANES))
     first, place = tl.max(by_group, axis=2, return_indices=True, return_indices_tie_break_left=True)
     total = first
     if experts > META.groups:
-        rest = tl.where(tl.arange(0, META.lanes)[None, None, :] == place[:, :, None], -float("inf"), by_group)
+        rest = tl.where(tl.arange(0, LANES)[None, None, :] == place[:, :, None], -float("inf"), by_group)
         total += tl.max(rest, axis=2)
     group = tl.arange(0, GROUPS)[None, :]
     key = tl.where(group < META.groups, _orderable(total), -float("inf"))
-    chosen = group < 0
+    chosen = tl.full((ROWS, GROUPS), 0, tl.int1)
     for _ in range(META.chosen_groups):
         _, best = tl.max(key, axis=1, return_indices=True, return_indices_tie_break_left=True)
         own = group == best[:, None]
         chosen = chosen | own
         key = tl.where(own, -float("inf"), key)
-    spread = tl.broadcast_to(chosen.to(tl.int32)[:, :, None], shape)
-    return tl.reshape(spread, (ROWS, GROUPS * META.lanes)) > 0
+    spread = tl.broadcast_to(chosen.to(tl.int32)[:, :, None], (ROWS, GROUPS, LANES))
+    return tl.reshape(spread, (ROWS, GROUPS * LANES)) > 0
 
 
 @libentry()
