@@ -69,10 +69,11 @@ def scatter_tokens(out, x, strides, inverse, tokens, n_columns, META: tl.constex
     present, inside = token < tokens, (column < n_columns)[None, :]
     offset = token[:, None] * strides.row + column[None, :] * strides.column
     value = tl.load(x + offset, mask=present[:, None] & inside, other=0)
+    zero = tl.full((META.rows, META.columns), 0, META.compute).to(out.dtype.element_ty)
     for i in range(META.k):
         position, served = _position(inverse, token * META.k + i, present)
         target = position.to(META.index)[:, None] * n_columns + column[None, :]
-        tl.store(out + target, tl.where(served[:, None], value, 0.0), mask=present[:, None] & inside)
+        tl.store(out + target, tl.where(served[:, None], value, zero), mask=present[:, None] & inside)
 
 
 @libentry()
@@ -128,8 +129,7 @@ def gather_slots_backward(
         inside = (column < n_columns)[None, :]
         offset = token[:, None] * strides.row + column[None, :] * strides.column
         value = tl.load(grad + offset, mask=served[:, None] & inside, other=0).to(META.compute)
-        result = (weight[:, None] * value).to(grad_y.dtype.element_ty)
-        result = tl.where(served[:, None], result, 0.0)
+        result = tl.where(served[:, None], weight[:, None] * value, 0.0).to(grad_y.dtype.element_ty)
         target = position[:, None] * n_columns + column[None, :]
         tl.store(grad_y + target, result, mask=present[:, None] & inside)
         if META.dots:
