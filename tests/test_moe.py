@@ -1,6 +1,9 @@
 """Rows to experts and back, grouped linear layers and whole layers against loops over experts in float64."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -90,7 +93,6 @@ def check_sort(experts, count, block):
 SORTED = [(1, 1, 1, 1), (7, 2, 4, 4), (5, 3, 40, 16), (60, 3, 5, 1), (0, 2, 3, 8), (33, 1, 2, 64)]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(("tokens", "k", "count", "block"), SORTED)
 def test_sort_by_expert_is_stable(tokens, k, count, block, dtype):
@@ -156,6 +158,7 @@ def test_rows_at_any_stride():
     close(fused.unpermute(rows.t().contiguous().t(), inverse, weights), unpermuted(rows.double(), inverse, weights))
 
 
+@pytest.mark.smoke
 def test_gradients_that_are_expanded():
     x, weights, experts = normal(4, 6, grad=True), normal(4, 2, grad=True), ids(4, 2, 3)
     wide = [each.detach().double().requires_grad_() for each in (x, weights)]
@@ -165,6 +168,7 @@ def test_gradients_that_are_expanded():
     close(weights.grad, wide[1].grad, 16)
 
 
+@pytest.mark.smoke
 def test_rows_that_no_expert_computed_do_not_spread_nan():
     experts = torch.tensor([[0, -1], [-1, 1]], device=DEVICE)
     rows, _, inverse = fused.permute(normal(2, 4), experts, 2)
@@ -189,7 +193,6 @@ GROUPS = [
 ]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs", "ends", "rows"), GROUPS)
 def test_grouped_linear(inputs, outputs, ends, rows, dtype):
@@ -253,7 +256,6 @@ def test_experts_are_those_of_a_loop(activation, dtype):
     agree(*functions, [x, weights, gate_up, down], terms=64, grad_terms=256)
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     "options", [{}, {"renormalize": False, "scale": 2.0}, {"scoring": "sigmoid", "num_groups": 2, "topk_groups": 1}]
 )
@@ -379,3 +381,36 @@ def test_no_call_waits_for_the_device():
     ):
         text = tritonite.explain(f"tritonite::{name}", *args)
         assert "launch  " in text and "read" not in text, text
+
+
+def test_calls_are_replayed():
+    """Calls through the native dispatcher record a plan once; the test has a process of its own."""
+    code = """
+import torch, tritonite
+from tritonite import fused
+
+operands = [torch.randn(s, device=tritonite.device) for s in ((5, 8), (5, 4), (4, 12, 8), (4, 8, 6), (4,))]
+operands = [each.requires_grad_() for each in operands]
+for scale in (1.0, 2.0, 0.5):
+    x, logits, gate_up, down, bias = operands
+    out = fused.moe(x, logits, gate_up, down, 2, scoring="sigmoid", bias=bias.detach(), scale=scale)
+    expected = torch.zeros_like(out)
+    experts = (logits.sigmoid() + bias).topk(2).indices
+    for i in range(4):
+        tokens, slots = (experts == i).nonzero(as_tuple=True)
+        gate, up = (x[tokens] @ gate_up[i].T).chunk(2, -1)
+        weight = logits.sigmoid().gather(1, experts)
+        weight = scale * (weight / weight.sum(-1, keepdim=True))[tokens, slots, None]
+        expected = expected.index_add(0, tokens, (torch.nn.functional.silu(gate) * up) @ down[i].T * weight)
+    torch.testing.assert_close(out, expected)
+    grads = [torch.autograd.grad(each.square().sum(), operands[:4]) for each in (out, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+    loss = fused.load_balancing_loss(logits, experts) + fused.router_z_loss(logits)
+    torch.autograd.grad(loss, logits)
+    fused.moe_align(experts, 4, 16)
+counts = {name: own for name, own in tritonite.stats().items() if name.startswith("tritonite::")}
+assert len(counts) >= 12, list(counts)
+for name, own in counts.items():
+    assert own.launched <= 2 and own.replayed >= 2 * own.launched and not own.unrecordable, (name, own)
+"""
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)
