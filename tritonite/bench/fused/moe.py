@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from tritonite import fused
@@ -23,9 +21,14 @@ def _router(make: Make, shape: Shape) -> list[torch.Tensor]:
     return [make(*shape)]
 
 
+def _softmax(logits):
+    return functional.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
 def _topk_softmax(logits):
-    weights, experts = functional.softmax(logits, -1, dtype=torch.float32).topk(_CHOSEN, -1)
-    return weights / weights.sum(-1, keepdim=True), experts.int()
+    """Return the weights alone: torch.topk chooses any of equal experts."""
+    weights = _softmax(logits).topk(_CHOSEN, -1).values
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def _chosen(make: Make, shape: Shape) -> list[torch.Tensor]:
@@ -37,7 +40,7 @@ def _chosen(make: Make, shape: Shape) -> list[torch.Tensor]:
 def _balance(logits, experts):
     count = logits.shape[-1]
     frequency = functional.one_hot(experts.long(), count).float().mean(0)
-    return count * (frequency * functional.softmax(logits, -1, dtype=torch.float32).mean(0)).sum()
+    return count * (frequency * _softmax(logits).mean(0)).sum()
 
 
 def _experts(device: torch.device, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,6 +87,8 @@ def _weight_gradients(grad, rows, offsets):
 def _layer(make: Make, shape: Shape) -> list[torch.Tensor]:
     tokens, columns, inner, count, k = shape
     x, gate_up, down = make(tokens, columns), make(count, 2 * inner, columns), make(count, columns, inner)
+    # Results are near 1, which fp16 can represent.
+    gate_up, down = gate_up * columns**-0.5, down * inner**-0.5
     return [x, functional.softmax(make(tokens, k).float(), -1), *_experts(x.device, shape), gate_up, down]
 
 
@@ -101,7 +106,7 @@ def _loop(x, weights, experts, slots, gate_up, down):
 _LAYER_SHAPES = (_LAYERS, (16, 64, 32, 8, 2), (4, 16, 8, 4, 2))
 _ROUTER_SHAPES = (_LOGITS, (64, 128), (4, 16))
 PAIRS: dict[str, Pair] = {
-    "topk_softmax": Pair(_topk_softmax, functools.partial(fused.topk_softmax, k=_CHOSEN), _router, _ROUTER_SHAPES),
+    "topk_softmax": Pair(_topk_softmax, lambda logits: fused.topk_softmax(logits, _CHOSEN)[0], _router, _ROUTER_SHAPES),
     "load_balancing_loss": Pair(_balance, fused.load_balancing_loss, _chosen, _ROUTER_SHAPES),
     "permute": Pair(
         _permute,

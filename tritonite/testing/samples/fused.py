@@ -7,7 +7,8 @@ from tritonite.testing.samples.matmul import terms_of_products
 from tritonite.testing.samples.normalization import terms_of_gradients
 
 facts.TERMS["paged_attention"] = terms_of_products
-facts.ROUNDED_TERMS.add("paged_attention")
+facts.ROUNDED_TERMS |= {"moe", "paged_attention"}
+facts.terms("grouped_linear_backward_weight", "moe")(terms_of_products)
 facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward")(terms_of_gradients)
 facts.CANCELLING |= {
     *("paged_attention", "skip_layer_norm", "skip_layer_norm_backward", "skip_rms_norm", "skip_rms_norm_backward"),
