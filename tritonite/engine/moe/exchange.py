@@ -57,8 +57,9 @@ def _own_block(n_columns, META: tl.constexpr):
 @triton.jit
 def _load_places(inverse, token, first, present, META: tl.constexpr):
     """Return the elements of `inverse` of META.unrolled slots from `first` on, as a tuple of a block each."""
+    UNROLLED: tl.constexpr = META.unrolled
     places = ()
-    for j in tl.static_range(META.unrolled):
+    for j in tl.static_range(UNROLLED):
         own = tl.load(inverse + token * META.k + first + j, mask=present & (first + j < META.k), other=-1)
         places = places + (own,)
     return places
@@ -80,9 +81,10 @@ def scatter_tokens(out, x, strides, inverse, tokens, n_columns, META: tl.constex
     offset = token[:, None] * strides.row + column[None, :] * strides.column
     value = tl.load(x + offset, mask=present[:, None] & inside, other=0)
     zero = tl.full((META.rows, META.columns), 0, META.compute).to(out.dtype.element_ty)
-    for first in range(0, META.k, META.unrolled):
+    UNROLLED: tl.constexpr = META.unrolled
+    for first in range(0, META.k, UNROLLED):
         places = _load_places(inverse, token, first, present, META)
-        for j in tl.static_range(META.unrolled):
+        for j in tl.static_range(UNROLLED):
             position, served = _position(places[j])
             target = position.to(META.index)[:, None] * n_columns + column[None, :]
             mask = (present & (first + j < META.k))[:, None] & inside
@@ -97,9 +99,10 @@ def gather_slots(out, y, strides, inverse, weights, weight_strides, tokens, n_co
     token, column = _own_block(n_columns, META)
     present, inside = token < tokens, (column < n_columns)[None, :]
     total = tl.full((META.rows, META.columns), 0, META.compute)
-    for first in range(0, META.k, META.unrolled):
+    UNROLLED: tl.constexpr = META.unrolled
+    for first in range(0, META.k, UNROLLED):
         places = _load_places(inverse, token, first, present, META)
-        for j in tl.static_range(META.unrolled):
+        for j in tl.static_range(UNROLLED):
             position, served = _position(places[j])
             offset = position.to(META.index)[:, None] * strides.row + column[None, :] * strides.column
             value = tl.load(y + offset, mask=served[:, None] & inside, other=0).to(META.compute)
