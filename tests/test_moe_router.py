@@ -253,3 +253,21 @@ def test_vmap():
     loss = torch.vmap(fused.load_balancing_loss)(logits, expected[1].transpose(0, 1))
     each = [fused.load_balancing_loss(logits[i], expected[1][:, i]) for i in range(3)]
     assert torch.equal(loss, torch.stack(each))
+
+
+def test_models_of_transformers_agree():
+    modeling = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    mixtral = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    sizes = {"hidden_size": 16, "moe_intermediate_size": 8, "n_routed_experts": 32, "n_group": 8, "topk_group": 3}
+    layer = modeling.DeepseekV3MoE(modeling.DeepseekV3Config(**sizes, num_experts_per_tok=6)).to(tritonite.device)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    bias = layer.gate.e_score_correction_bias.uniform_(0, 1)
+    x, own = normal(2, 5, 16), layer.experts
+    options = {"scoring": "sigmoid", "bias": bias, "num_groups": 8, "topk_groups": 3, "scale": 2.5}
+    found = fused.moe(x, x @ layer.gate.weight.T, own.gate_up_proj, own.down_proj, 6, **options)
+    torch.testing.assert_close(found + layer.shared_experts(x), layer(x), rtol=1e-4, atol=1e-4)
+    logits, mask = normal(3, 14, 8), torch.arange(14, device=tritonite.device).view(2, 7) % 3 > 0
+    expected = mixtral.load_balancing_loss_func(tuple(logits), 8, 2, mask.long())
+    experts = fused.topk_softmax(logits, 2)[1]
+    torch.testing.assert_close(fused.load_balancing_loss(logits, experts, mask.flatten().expand(3, -1)), expected)

@@ -22,7 +22,7 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.engine.moe.table import moe_table
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.contract import Number
+from tritonite.runtime.contract import Number, settings
 from tritonite.runtime.libentry import libentry
 
 # Keeps a sum of sigmoids, all of which may be 0, from dividing by 0 (DeepSeek-V3 2024).
@@ -206,10 +206,12 @@ def _meta(routing: Routing, dtype: torch.dtype, tokens: int, experts: int, index
     """Return the facts of a kernel, whose lanes have an order by group if it is `grouped`."""
     groups = routing.groups if grouped else 1
     group_lanes, lanes = power_of_2(groups), power_of_2(experts // groups)
+    rows = max(1, moe_table().routed // (group_lanes * lanes))
     return _RoutingMeta(
         index=index,
         compute=TRITON_DTYPES[opmath(dtype)],
-        rows=max(1, min(moe_table().routed // (group_lanes * lanes), power_of_2(tokens))),
+        # A sum's order depends on the block's shape.
+        rows=rows if settings().invariant else min(rows, power_of_2(tokens)),
         group_lanes=group_lanes,
         lanes=lanes,
         slots=power_of_2(routing.k),
