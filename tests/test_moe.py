@@ -416,3 +416,15 @@ for name, own in counts.items():
     assert own.launched <= 2 and own.replayed >= 2 * own.launched and not own.unrecordable, (name, own)
 """
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)
+
+
+def test_rows_of_other_groups_do_not_spread_nan():
+    offsets = torch.tensor([3, 5], device=DEVICE).int()
+    x, weight = normal(9, 8), normal(2, 4, 8, grad=True)
+    x[3:] = torch.nan
+    x.requires_grad_()
+    result = fused.grouped_linear(x, weight, offsets)
+    grads = torch.autograd.grad(result[:3].sum(), (x, weight))
+    assert result[:3].isfinite().all() and not result[5:].any()
+    assert grads[0].isfinite().all() and not grads[0][5:].any()
+    assert grads[1][0].isfinite().all()
