@@ -9,9 +9,11 @@ from tritonite.fused.delta_rule import chunk_gated_delta_rule, recurrent_gated_d
 from tritonite.fused.distillation import jsd, kl_div, kl_divergence, tv_distance
 from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu_and_mul, swiglu
 from tritonite.fused.gated_norm import gated_rms_norm
+from tritonite.fused.grouped import grouped_linear
 from tritonite.fused.grpo import GrpoMetrics, linear_grpo
 from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 from tritonite.fused.linear_distillation import linear_jsd
+from tritonite.fused.moe import moe, moe_align, moe_experts, permute, unpermute
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.preference import (
@@ -25,6 +27,7 @@ from tritonite.fused.preference import (
 )
 from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantize
 from tritonite.fused.rotary import multimodal_rotary_embedding, rotary_embedding, rotary_embedding_
+from tritonite.fused.router import load_balancing_loss, route, router_z_loss, topk_softmax
 from tritonite.fused.short_convolution import short_convolution, short_convolution_update
 from tritonite.fused.token_log_probabilities import LinearHead
 from tritonite.install import library
@@ -42,6 +45,7 @@ __all__ = [
     "gated_rms_norm",
     "geglu",
     "gelu_and_mul",
+    "grouped_linear",
     "jsd",
     "kl_div",
     "kl_divergence",
@@ -54,8 +58,13 @@ __all__ = [
     "linear_kto",
     "linear_orpo",
     "linear_simpo",
+    "load_balancing_loss",
+    "moe",
+    "moe_align",
+    "moe_experts",
     "multimodal_rotary_embedding",
     "paged_attention",
+    "permute",
     "quantize",
     "recurrent_gated_delta_rule",
     "recurrent_gated_delta_rule_",
@@ -66,6 +75,8 @@ __all__ = [
     "rms_norm_quantize",
     "rotary_embedding",
     "rotary_embedding_",
+    "route",
+    "router_z_loss",
     "short_convolution",
     "short_convolution_update",
     "silu_and_mul",
@@ -73,5 +84,7 @@ __all__ = [
     "skip_rms_norm",
     "swiglu",
     "swiglu_quantize",
+    "topk_softmax",
     "tv_distance",
+    "unpermute",
 ]

@@ -20,6 +20,7 @@ for _engine in (
     "indexing",
     "lists",
     "losses",
+    "moe",
     "norms",
     "optim",
     "rows",
