@@ -18,6 +18,7 @@ for _engine in (
     "indexing",
     "lists",
     "optim",
+    "quantized",
     "rows",
     "searching",
     "sorting",
