@@ -143,7 +143,8 @@ def _fake(x, weight, scales, zeros=None, bias=None, group=128):
 
 def _save(ctx, inputs, output):
     # The dispatcher leaves out trailing defaults.
-    zeros, bias, group = (*inputs[3:], *(None, None, 128)[len(inputs) - 3 :])
+    given = list(inputs)
+    zeros, bias, group = given[3:] + [None, None, 128][len(given) - 3 :]
     ctx.save_for_backward(*inputs[1:3], zeros)
     ctx.group, ctx.bias = group, None if bias is None else bias.dtype
 

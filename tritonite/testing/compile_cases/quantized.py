@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -81,23 +82,20 @@ def conversions(full: bool) -> Iterator[Case]:
     for dtype in (torch.float16, torch.bfloat16)[: 1 + full]:
         for symmetric in (False, True):
             weight, scales = torch.empty(512, 512, dtype=dtype), torch.empty(512, 4, dtype=dtype)
-            calls = (
+            calls: tuple[tuple[str, tuple[Any, ...]], ...] = (
                 ("pack_int4", (weight, 128, symmetric)),
                 ("dequantize_int4", (weight[:, :256].byte(), scales, None if symmetric else scales, 128)),
             )
             for name, arguments in calls:
                 for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
                     yield Case(f"{name} {dtype}", specialization, tuple(TARGETS) if full else ("sm_80", "gfx942"))
-    x, weight, one = (
-        torch.empty(256, 512, dtype=torch.bfloat16),
-        torch.empty(384, 512, dtype=torch.bfloat16),
-        torch.empty(1),
-    )
+    x, weight, grad = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((256, 512), (384, 512), (256, 384))]
     narrow = torch.empty(512, 256, dtype=_E4M3), torch.empty(512, 384, dtype=_E4M3)
-    grad = torch.empty(256, 384, dtype=torch.bfloat16)
-    for name, arguments in (
+    one = torch.empty(1)
+    layer: tuple[tuple[str, tuple[Any, ...]], ...] = (
         ("fp8_linear", (x, weight, torch.empty(384))),
         ("fp8_linear_backward", (grad, *narrow, one, one, True, True)),
-    ):
+    )
+    for name, arguments in layer:
         for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
             yield Case(name, specialization, ("sm_90", "sm_100") if full else ("sm_90",))
