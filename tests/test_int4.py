@@ -6,7 +6,7 @@ from compositions import close, normal
 from conftest import every_second
 
 import tritonite
-from tritonite import fused
+from tritonite import devices, fused
 from tritonite.errors import Unsupported
 from tritonite.testing.tolerances import RTOL
 
@@ -14,6 +14,12 @@ library = torch.ops.tritonite
 HALVES = [torch.float16, torch.bfloat16]
 # (rows of x, N, K, group): one row and column, few rows with slices of K, several tiles, groups that do not divide K.
 SIZES = [(1, 1, 2, 128), (1, 70, 512, 128), (5, 37, 320, 64), (40, 33, 130, 48), (3, 20, 70, 70)]
+
+
+@pytest.fixture
+def sliced(monkeypatch):
+    """Run a test on a device with so many multiprocessors that a product of few rows has slices of K."""
+    monkeypatch.setattr(devices, "multiprocessors", lambda _: 64)
 
 
 def packed(N, K, group, dtype, symmetric=False):
@@ -36,7 +42,7 @@ def dequantized(weight, scales, zeros, group):
 
 @pytest.mark.smoke
 @every_second(("sizes", "dtype", "symmetric"), SIZES, HALVES, [False, True])
-def test_products(sizes, dtype, symmetric):
+def test_products(sizes, dtype, symmetric, sliced):
     M, N, K, group = sizes
     _, weight, scales, zeros = packed(N, K, group, dtype, symmetric)
     x, bias = normal(2, M, K, dtype=dtype), normal(N, dtype=dtype)
@@ -126,6 +132,13 @@ def test_gradients_by_x_and_by_the_bias(dtype):
     _, weight, scales, _ = packed(20, 64, 128, dtype, symmetric=True)
     (by_x,) = torch.autograd.grad(fused.linear_int4(x, weight, scales), x, grad)
     close(by_x, grad.double() @ dequantized(weight, scales, None, 128).double(), terms=16)
+
+
+def test_few_rows_are_summed_in_slices_of_k(sliced):
+    _, *weights = packed(20, 512, 64, torch.float16)
+    assert "reduce_split_k" in tritonite.explain(
+        "tritonite::linear_int4", normal(3, 512, dtype=torch.float16), *weights, None, 64
+    )
 
 
 X, W, S = torch.zeros(3, 64).half(), torch.zeros(5, 32, dtype=torch.uint8), torch.ones(5, 4).half()

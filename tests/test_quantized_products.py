@@ -9,7 +9,6 @@ from conftest import every_second
 
 import tritonite
 from tritonite import devices, fused
-from tritonite.engine.quantized.table import QUANTIZED
 from tritonite.errors import Unsupported
 from tritonite.testing.tolerances import RTOL
 
@@ -41,6 +40,12 @@ def agrees(actual, exact, K, bias=0.0):
     close(actual, exact + bias, terms=max(1, K // 8), resolution=max(RTOL[actual.dtype], 4e-6))
 
 
+@pytest.fixture
+def sliced(monkeypatch):
+    """Run a test on a device with so many multiprocessors that a product of few rows has slices of K."""
+    monkeypatch.setattr(devices, "multiprocessors", lambda _: 64)
+
+
 @pytest.fixture(params=[True, False], ids=["float8", "decoded"])
 def native(request, monkeypatch):
     """Run a test on a device with float8, and on one that decodes it in registers."""
@@ -50,7 +55,7 @@ def native(request, monkeypatch):
 
 @pytest.mark.smoke
 @every_second(("sizes", "out_dtype"), SIZES, FLOATS)
-def test_scales_of_blocks(sizes, out_dtype, native):
+def test_scales_of_blocks(sizes, out_dtype, native, sliced):
     M, N, K = sizes
     x, weight, x_scale, weight_scale = (
         random(M, K),
@@ -85,7 +90,7 @@ def test_products_of_float8_in_blocks_are_scaled_one_by_one():
 
 
 @every_second(("sizes", "out_dtype", "kind"), SIZES, FLOATS, ["rows", "tensors"])
-def test_scales_of_rows_and_of_tensors(sizes, out_dtype, kind, native):
+def test_scales_of_rows_and_of_tensors(sizes, out_dtype, kind, native, sliced):
     M, N, K = sizes
     x, weight, bias = random(M, K), random(N, K, dtype=E5M2), normal(N)
     x_scale, weight_scale = (scale(M, 1), scale(N, 1)) if kind == "rows" else (scale(1), scale())
@@ -177,14 +182,10 @@ def test_a_vector_is_one_row():
         assert torch.equal(function(x[0], weight, x_scale[0], *rest), function(*args)[0])
 
 
-def test_results_do_not_depend_on_the_slices_of_k(monkeypatch):
-    table = QUANTIZED[devices.current.kind]
-    x, weight, x_scale, weight_scale = random(3, 1024), random(40, 1024), scale(3, 8), scale(1, 8)
-    given = fused.linear_fp8_blocks(x, weight, x_scale, weight_scale, out_dtype=torch.float32)
-    monkeypatch.setattr(devices, "multiprocessors", lambda _: 1)
-    whole = fused.linear_fp8_blocks(x, weight, x_scale, weight_scale, out_dtype=torch.float32)
-    assert table.float8_few
-    torch.testing.assert_close(given, whole, rtol=1e-5, atol=1e-4)
+def test_few_rows_are_summed_in_slices_of_k(sliced):
+    x, weight = random(3, 1024), random(40, 1024)
+    text = tritonite.explain("tritonite::linear_fp8_blocks", x, weight, scale(3, 8), scale(1, 8))
+    assert "reduce_split_k" in text
 
 
 def test_rows_do_not_depend_on_others_in_invariant_mode():

@@ -23,10 +23,10 @@ def _own_tile(M, N, META: tl.constexpr):
 
 
 @triton.jit
-def _slice_of_k(K, steps, META: tl.constexpr):
+def _slice_of_k(K, steps, BLOCK: tl.constexpr, INDEX: tl.constexpr):
     """Return where along K a program's slice of `steps` blocks begins and ends."""
-    begin = tl.program_id(1).to(META.index) * steps * META.block_k
-    return begin, tl.minimum(begin + steps * META.block_k, K)
+    begin = tl.program_id(1).to(INDEX) * steps * BLOCK
+    return begin, tl.minimum(begin + steps * BLOCK, K)
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def multiply_float8(a, b, out, a_scale, b_scale, strides, added, M, N, K, steps,
     A_FORMAT: tl.constexpr = META.a_format
     B_FORMAT: tl.constexpr = META.b_format
     tile = _own_tile(M, N, META)
-    begin, end = _slice_of_k(K, steps, META)
+    begin, end = _slice_of_k(K, steps, BLOCK_K, META.index)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(begin, end, BLOCK_K):
         inner = k + tl.arange(0, BLOCK_K)
@@ -121,14 +121,16 @@ def multiply_int4(weight, x, out, scales, zeros, strides, added, M, N, K, steps,
     BLOCK_K: tl.constexpr = META.block_k
     DTYPE: tl.constexpr = x.dtype.element_ty
     tile = _own_tile(M, N, META)
-    begin, end = _slice_of_k(K, steps, META)
+    # In bytes of the weight, because Triton loses the alignment of a quotient.
+    begin, end = _slice_of_k(K // 2, steps, BLOCK_K // 2, META.index)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for k in range(begin, end, BLOCK_K):
-        pairs = k // 2 + tl.arange(0, BLOCK_K // 2)
-        group = k // META.group_k
-        packed = _block(weight, tile.rows, tile.row_mask, pairs, end // 2, strides.weight, META.even_k)
+    for first in range(begin, end, BLOCK_K // 2):
+        pairs = first + tl.arange(0, BLOCK_K // 2)
+        inner = 2 * first + tl.arange(0, BLOCK_K)
+        group = 2 * first // META.group_k
+        packed = _block(weight, tile.rows, tile.row_mask, pairs, end, strides.weight, META.even_k)
         scale = _scales(scales, tile.rows, tile.row_mask, group, strides.scales, 1)
-        y = _block(x, tile.columns, tile.column_mask, k + tl.arange(0, BLOCK_K), end, strides.x, META.even_k)
+        y = _block(x, tile.columns, tile.column_mask, inner, 2 * end, strides.x, META.even_k)
         numbers = unpacked_int4(packed, DTYPE)
         if zeros is None:
             numbers = less_constant(numbers, 8.0)
