@@ -34,7 +34,9 @@ def gradients(x, weight, grad):
 
 
 def agrees(actual, exact, terms):
-    close(actual.detach(), exact, terms, max(RTOL[actual.dtype], 4e-6))
+    # Hopper's tensor cores add float8 products with 13 bits of the largest (DeepSeek-AI 2024).
+    sums = 4e-6 if tritonite.backend.interpreted else 2e-3
+    close(actual.detach(), exact, terms, max(RTOL[actual.dtype], sums))
 
 
 @pytest.mark.smoke

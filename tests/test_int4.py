@@ -135,9 +135,9 @@ def test_gradients_by_x_and_by_the_bias(dtype):
 
 
 def test_few_rows_are_summed_in_slices_of_k(sliced):
-    _, *weights = packed(20, 512, 64, torch.float16)
+    _, *weights = packed(20, 1024, 64, torch.float16)
     assert "reduce_split_k" in tritonite.explain(
-        "tritonite::linear_int4", normal(3, 512, dtype=torch.float16), *weights, None, 64
+        "tritonite::linear_int4", normal(3, 1024, dtype=torch.float16), *weights, None, 64
     )
 
 

@@ -23,7 +23,8 @@ def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     Each call scales x and the weight by their largest magnitudes to float8_e4m3fn, and the gradient to float8_e5m2. A
     scale is the largest magnitude over the largest number of the dtype, or 1 if the quotient is no normal number. The
     gradients by x and by the weight are products of float8, too, with float32 sums. The bias is added in float32, and
-    its gradient is not quantised. Forward keeps x and the weight for backward in float8.
+    its gradient is not quantised. Forward keeps x and the weight for backward in float8. Every row depends on all rows
+    through the scale, in invariant mode, too.
 
     Args:
         x: (..., K) of float16, bfloat16 or float32, of any strides.
