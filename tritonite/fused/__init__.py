@@ -7,10 +7,12 @@ from tritonite import registry
 from tritonite.fused.cross_entropy import cross_entropy
 from tritonite.fused.delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule, recurrent_gated_delta_rule_
 from tritonite.fused.distillation import jsd, kl_div, kl_divergence, tv_distance
+from tritonite.fused.fp8_linear import fp8_linear
 from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu_and_mul, swiglu
 from tritonite.fused.gated_norm import gated_rms_norm
 from tritonite.fused.grouped import grouped_linear
 from tritonite.fused.grpo import GrpoMetrics, linear_grpo
+from tritonite.fused.int4 import dequantize_int4, linear_int4, pack_int4
 from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 from tritonite.fused.linear_distillation import linear_jsd
 from tritonite.fused.moe import moe, moe_align, moe_experts, permute, unpermute
@@ -26,6 +28,7 @@ from tritonite.fused.preference import (
     linear_simpo,
 )
 from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantize
+from tritonite.fused.quantized import linear_fp8, linear_fp8_blocks, linear_int8
 from tritonite.fused.rotary import multimodal_rotary_embedding, rotary_embedding, rotary_embedding_
 from tritonite.fused.router import load_balancing_loss, route, router_z_loss, topk_softmax
 from tritonite.fused.short_convolution import short_convolution, short_convolution_update
@@ -42,6 +45,8 @@ __all__ = [
     "add_rms_norm_",
     "chunk_gated_delta_rule",
     "cross_entropy",
+    "dequantize_int4",
+    "fp8_linear",
     "gated_rms_norm",
     "geglu",
     "gelu_and_mul",
@@ -53,7 +58,11 @@ __all__ = [
     "linear_cpo",
     "linear_cross_entropy",
     "linear_dpo",
+    "linear_fp8",
+    "linear_fp8_blocks",
     "linear_grpo",
+    "linear_int4",
+    "linear_int8",
     "linear_jsd",
     "linear_kto",
     "linear_orpo",
@@ -63,6 +72,7 @@ __all__ = [
     "moe_align",
     "moe_experts",
     "multimodal_rotary_embedding",
+    "pack_int4",
     "paged_attention",
     "permute",
     "quantize",

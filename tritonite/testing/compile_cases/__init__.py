@@ -23,6 +23,7 @@ for _engine in (
     "moe",
     "norms",
     "optim",
+    "quantized",
     "rows",
     "searching",
     "sorting",
