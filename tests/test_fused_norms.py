@@ -147,7 +147,9 @@ def test_no_elements(shape):
 @pytest.mark.parametrize("casting", CASTINGS)
 @pytest.mark.parametrize(("width", "dtype"), [(1, torch.float16), (24, torch.bfloat16), (70, torch.float32)])
 def test_add_rms_norm_in_place(width, dtype, casting):
-    for x, residual in zip(layouts(normal(3, 4, width, dtype=dtype)), layouts(normal(3, 4, width, dtype=dtype)), strict=True):
+    for x, residual in zip(
+        layouts(normal(3, 4, width, dtype=dtype)), layouts(normal(3, 4, width, dtype=dtype)), strict=True
+    ):
         if x.stride(0) == 0:
             continue
         weight, versions = normal(width, dtype=dtype), (x._version, residual._version)
@@ -183,7 +185,9 @@ def test_add_rms_norm_refuses_gradients_and_shared_memory():
 def test_skip_norms_are_the_norms_of_sums():
     x, residual, weight = normal(3, 24), normal(3, 24), normal(24)
     for own, other in zip(
-        fused.skip_rms_norm(x, residual, weight), fused.rms_norm(x, weight, residual=residual, casting="none"), strict=True
+        fused.skip_rms_norm(x, residual, weight),
+        fused.rms_norm(x, weight, residual=residual, casting="none"),
+        strict=True,
     ):
         assert torch.equal(own, other)
 

@@ -1,6 +1,6 @@
 """Quantisation of rows, or of a formula of two tensors' rows, to float8_e4m3fn or int8.
 
-`language/quantize.py` has the formulas of scales and rounding. `quantize` is the host function. A program of
+`language/quantize.py` has the formulas of scales and rounding. `quantize_tensor` is the host function. A program of
 `quantize_rows` handles some rows: whole ones if a scale belongs to a row, else one chunk of each.
 """
 
@@ -89,6 +89,7 @@ def quantize_rows(
     INDEX: tl.constexpr = META.index
     ROWS: tl.constexpr = META.rows
     COLUMNS: tl.constexpr = META.columns
+    CHUNKS: tl.constexpr = META.chunks
     MOST: tl.constexpr = META.most
     OUT: tl.constexpr = out.dtype.element_ty
     strides = row_strides, column_strides
@@ -99,8 +100,8 @@ def quantize_rows(
     if META.granularity == "token":
         maxima = tl.zeros((ROWS, COLUMNS), tl.float32)
         held = ()
-        if META.chunks > 0:
-            for chunk in tl.static_range(META.chunks):
+        if CHUNKS > 0:
+            for chunk in tl.static_range(CHUNKS):
                 index = chunk * COLUMNS + column
                 mask = row_mask[:, None] & (index < n_columns)[None, :]
                 held = held + (_values(operands, row, index, mask, *strides, META),)
@@ -114,8 +115,8 @@ def quantize_rows(
         scale = scale_of(tl.max(maxima, 1), MOST)
         tl.store(scales + row, scale, mask=row_mask)
         factor = inverse_scale(scale)[:, None]
-        if META.chunks > 0:
-            for chunk in tl.static_range(META.chunks):
+        if CHUNKS > 0:
+            for chunk in tl.static_range(CHUNKS):
                 index = chunk * COLUMNS + column
                 mask = row_mask[:, None] & (index < n_columns)[None, :]
                 tl.store(out_rows + index[None, :], quantized(held[chunk] * factor, MOST, OUT), mask=mask)
@@ -164,14 +165,17 @@ def scales_shape(shape: torch.Size | tuple[int, ...], granularity: str) -> tuple
     return (*shape[:-1], 1 if granularity == "token" else -(-shape[-1] // BLOCK.value))
 
 
-def quantized_outputs(x: torch.Tensor, wanted: Quantization) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return memory for quantised values like x and for their scales, which are 0 for rows without elements."""
-    shape = scales_shape(x.shape, wanted.granularity)
-    make = empty if x.numel() else zeros
-    return empty(x.shape, wanted.dtype, x.device), None if shape is None else make(shape, torch.float32, x.device)
+def quantized_outputs(
+    shape: torch.Size | tuple[int, ...], like: torch.Tensor, wanted: Quantization
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return memory for quantised values and their scales on a tensor's device; scales of empty rows are 0."""
+    own = scales_shape(shape, wanted.granularity)
+    values = empty(shape, wanted.dtype, like.device)
+    make = empty if values.numel() else zeros
+    return values, None if own is None else make(own, torch.float32, like.device)
 
 
-def quantize(
+def quantize_tensor(
     operands: tuple[torch.Tensor, ...],
     out: torch.Tensor,
     scales: torch.Tensor | None,

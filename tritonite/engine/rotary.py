@@ -29,6 +29,10 @@ class _RotaryMeta:
     A program handles `tokens` positions, and `heads[i]` heads of operand i at a time. `pairs` and `rest` are the pairs
     of a head and its elements that pass through, rounded up to powers of 2; `rest` is 0 if there are none. The elements
     of a pair are contiguous if `interleaved`. With `inverse`, pairs rotate back.
+
+    With `sections`, angles have a plane for each coordinate of a position: time, height and width. `sections` are the
+    pairs that turn by each of the planes: the first pairs by the first plane, and so on. If `interleaved_sections`,
+    pairs turn by the planes in turn, as far as a plane's section reaches, and the others by the first plane.
     """
 
     index: Any
@@ -39,6 +43,25 @@ class _RotaryMeta:
     rest: int
     interleaved: bool
     inverse: bool
+    sections: tuple[int, ...] = ()
+    interleaved_sections: bool = False
+
+
+@triton.jit
+def _plane_of(pair, META: tl.constexpr):
+    """Return the plane of angles that each pair turns by."""
+    SECTIONS: tl.constexpr = META.sections
+    plane = tl.zeros_like(pair)
+    if META.interleaved_sections:
+        COUNT: tl.constexpr = len(SECTIONS)
+        for i in tl.static_range(1, COUNT):
+            plane = tl.where((pair % COUNT == i) & (pair < COUNT * SECTIONS[i]), i, plane)
+    else:
+        end = 0
+        for i in tl.static_range(len(SECTIONS) - 1):
+            end += SECTIONS[i]
+            plane += (pair >= end).to(plane.dtype)
+    return plane
 
 
 @triton.jit
@@ -106,6 +129,7 @@ def rotate_heads(
     source_strides,
     out_strides,
     angle_strides,
+    plane_strides,
     n_tokens,
     pairs,
     rest,
@@ -115,16 +139,20 @@ def rotate_heads(
 
     The token strides are those over the dimensions of `shape`, the collapsed positions without the slowest. The other
     strides are those of (heads, elements) of the sources and outputs, and of the pairs. Angle strides are those of cos
-    and sin.
+    and sin, and plane strides, if META has sections, those of their first dimension.
     """
     wait_for_previous_launch()
     token = tl.program_id(0).to(META.index) * META.tokens + tl.arange(0, META.tokens)
     token_mask = token < n_tokens
     pair = tl.arange(0, META.pairs).to(META.index)
     mask = token_mask[:, None] & (pair < pairs)[None, :]
-    offset = strided_offset(token, shape, angle_token_strides[0])[:, None] + pair[None, :] * angle_strides[0]
+    columns = (pair * angle_strides[0], pair * angle_strides[1])
+    if len(META.sections) > 0:
+        plane = _plane_of(pair, META)
+        columns = (columns[0] + plane * plane_strides[0], columns[1] + plane * plane_strides[1])
+    offset = strided_offset(token, shape, angle_token_strides[0])[:, None] + columns[0][None, :]
     cosine = tl.load(cos + offset, mask=mask, other=0).to(META.compute)[:, None, :]
-    offset = strided_offset(token, shape, angle_token_strides[1])[:, None] + pair[None, :] * angle_strides[1]
+    offset = strided_offset(token, shape, angle_token_strides[1])[:, None] + columns[1][None, :]
     sine = tl.load(sin + offset, mask=mask, other=0).to(META.compute)[:, None, :]
     if META.inverse:
         sine = -sine
@@ -146,8 +174,13 @@ def rotate(
     sin: torch.Tensor,
     interleaved: bool,
     inverse: bool,
+    sections: tuple[int, ...] = (),
+    interleaved_sections: bool = False,
 ) -> None:
-    """Rotate the heads of `sources` into `outs`, which may be the sources themselves. All have the same positions."""
+    """Rotate the heads of `sources` into `outs`, which may be the sources themselves. All have the same positions.
+
+    With `sections`, cos and sin have a first dimension of planes, and `_RotaryMeta` says which pairs turn by which.
+    """
     common_device((*sources, cos, sin), outs)
     some = [i for i, source in enumerate(sources) if source.numel()]
     sources, outs = tuple([sources[i] for i in some]), tuple([outs[i] for i in some])
@@ -155,7 +188,8 @@ def rotate(
         return
     positions, size, pairs = tuple(sources[0].shape[:-2]), sources[0].shape[-1], cos.shape[-1]
     every = [each.stride()[:-2] for each in (*sources, *outs)]
-    every += [expand_strides(each.shape[:-1], each.stride()[:-1], positions) for each in (cos, sin)]
+    own = int(bool(sections))
+    every += [expand_strides(each.shape[own:-1], each.stride()[own:-1], positions) for each in (cos, sin)]
     sizes, strides = collapse(positions, every)
     over = [tuple(own) for own in strides]
     n = len(sources)
@@ -171,7 +205,7 @@ def rotate(
         *(sources, outs, tuple([each.shape[-2] for each in sources]), cos, sin, tuple(sizes[:-1])),
         *(tuple(over[:n]), tuple(over[n : 2 * n]), tuple(over[2 * n :])),
         *(tuple([each.stride()[-2:] for each in tensors]) for tensors in (sources, outs)),
-        (cos.stride(-1), sin.stride(-1)),
+        *((cos.stride(-1), sin.stride(-1)), (cos.stride(0), sin.stride(0)) if sections else ()),
         *(n_tokens, pairs, rest),
         META=_RotaryMeta(
             index=offset_type(*sources, *outs, cos, sin),
@@ -182,6 +216,8 @@ def rotate(
             rest=power_of_2(rest) if rest else 0,
             interleaved=interleaved,
             inverse=inverse,
+            sections=sections,
+            interleaved_sections=interleaved_sections,
         ),
         num_warps=4,
     )

@@ -4,12 +4,13 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 """
 
 from tritonite import registry
-from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu_and_mul, swiglu
 from tritonite.fused.grouped import grouped_linear
 from tritonite.fused.moe import moe, moe_align, moe_experts, permute, unpermute
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
-from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
+from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantize
+from tritonite.fused.rotary import multimodal_rotary_embedding, rotary_embedding, rotary_embedding_
 from tritonite.fused.router import load_balancing_loss, route, router_z_loss, topk_softmax
 from tritonite.install import library
 
@@ -17,6 +18,7 @@ library.register(registry.declarations)
 
 __all__ = [
     "add_rms_norm_",
+    "geglu",
     "gelu_and_mul",
     "grouped_linear",
     "layer_norm",
@@ -24,10 +26,15 @@ __all__ = [
     "moe",
     "moe_align",
     "moe_experts",
+    "multimodal_rotary_embedding",
     "paged_attention",
     "permute",
+    "quantize",
+    "reglu",
+    "relu_and_mul",
     "reshape_and_cache",
     "rms_norm",
+    "rms_norm_quantize",
     "rotary_embedding",
     "rotary_embedding_",
     "route",
@@ -35,6 +42,8 @@ __all__ = [
     "silu_and_mul",
     "skip_layer_norm",
     "skip_rms_norm",
+    "swiglu",
+    "swiglu_quantize",
     "topk_softmax",
     "unpermute",
 ]

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton.language as tl
 
 from tritonite.dtypes import FLOATS
 from tritonite.errors import Decline
 from tritonite.fused.check import check_alike, check_device, check_shape
 from tritonite.language.math import sigmoid
-from tritonite.ops.activation import gelu, gelu_backward, silu
+from tritonite.ops.activation import gelu, gelu_backward, relu, silu
 from tritonite.registry import library_operator, scalar_kernel
 from tritonite.runtime.contract import empty
 
-_gelu, _gelu_gradient, _silu = gelu.formula, gelu_backward.formula, silu.formula
+_gelu, _gelu_gradient, _relu, _silu = gelu.formula, gelu_backward.formula, relu.formula, silu.formula
 
 
 def gelu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None, approximate: str = "none") -> torch.Tensor:
@@ -42,6 +43,26 @@ def gelu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None, approximate: st
     return result
 
 
+def relu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    """Return relu(x) * y, or without y, relu of the first half of x's last dimension times the second half.
+
+    fp16 and bf16 are computed in float32 and rounded once. Forward and backward each read and write every tensor once,
+    and the gradient of one tensor is one tensor.
+
+    Args:
+        x: (..., N) of float16, bfloat16, float32 or float64, of any strides; without y, N is even.
+        y: None, or a tensor of x's shape and dtype.
+
+    Returns a contiguous tensor of x's dtype and shape; without y, with half the last dimension.
+
+    Raises errors.Unsupported for other shapes or dtypes, and for tensors on several devices.
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer", its ReGLU.
+    """
+    result: torch.Tensor = torch.ops.tritonite.relu_and_mul(x, y)
+    return result
+
+
 def silu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
     """Return silu(x) * y, or without y, silu of the first half of x's last dimension times the second half.
 
@@ -62,6 +83,21 @@ def silu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor
     return result
 
 
+def geglu(x: torch.Tensor, y: torch.Tensor | None = None, approximate: str = "tanh") -> torch.Tensor:
+    """Return `gelu_and_mul(x, y, approximate)`, by default with the approximation by tanh."""
+    return gelu_and_mul(x, y, approximate)
+
+
+def reglu(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `relu_and_mul(x, y)`."""
+    return relu_and_mul(x, y)
+
+
+def swiglu(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `silu_and_mul(x, y)`."""
+    return silu_and_mul(x, y)
+
+
 @scalar_kernel(accepts=FLOATS, static=("approximate",), contiguous=True)
 def _gelu_and_mul(x, y, approximate):
     return _gelu(x, approximate) * y
@@ -70,6 +106,16 @@ def _gelu_and_mul(x, y, approximate):
 @scalar_kernel(accepts=FLOATS, static=("approximate",), output_dtypes=(None, None), contiguous=True)
 def _gelu_and_mul_gradients(grad, x, y, approximate):
     return _gelu_gradient(grad * y, x, approximate), grad * _gelu(x, approximate)
+
+
+@scalar_kernel(accepts=FLOATS, contiguous=True)
+def _relu_and_mul(x, y):
+    return _relu(x) * y
+
+
+@scalar_kernel(accepts=FLOATS, output_dtypes=(None, None), contiguous=True)
+def _relu_and_mul_gradients(grad, x, y):
+    return tl.where(x <= 0, 0.0, grad * y), grad * _relu(x)
 
 
 @scalar_kernel(accepts=FLOATS, contiguous=True)
@@ -83,7 +129,7 @@ def _silu_and_mul_gradients(grad, x, y):
     return grad * y * gate * (1.0 + x * (1.0 - gate)), grad * x * gate
 
 
-def _shape(x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:
+def gated_shape(x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:
     """Return the result's shape; decline operands that have none."""
     check_alike(x=x, y=y)
     if y is not None:
@@ -93,7 +139,7 @@ def _shape(x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:
     return (*x.shape[:-1], x.shape[-1] // 2)
 
 
-def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return views of the two halves of the last dimension."""
     size = x.shape[-1] // 2
     return x.narrow(-1, 0, size), x.narrow(-1, size, size)
@@ -105,15 +151,15 @@ def _check_approximate(approximate: str) -> None:
 
 
 def _check_grad(grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> None:
-    check_shape("grad", grad, _shape(x, y), "that of the result")
+    check_shape("grad", grad, gated_shape(x, y), "that of the result")
     if grad.dtype is not x.dtype:
         raise Decline(f"grad is {grad.dtype} and x {x.dtype}: give both one dtype")
     check_device("grad", grad, "x", x)
 
 
 def _run(kernel: Any, x: torch.Tensor, y: torch.Tensor | None, *statics: str) -> Sequence[torch.Tensor]:
-    _shape(x, y)
-    results: Sequence[torch.Tensor] = kernel.run((*((x, y) if y is not None else _halves(x)), *statics))
+    gated_shape(x, y)
+    results: Sequence[torch.Tensor] = kernel.run((*((x, y) if y is not None else halves(x)), *statics))
     return results
 
 
@@ -125,12 +171,12 @@ def _run_gradients(
         results: Sequence[torch.Tensor] = kernel.run((grad, x, y, *statics))
         return results
     by_x = empty(x.shape, x.dtype, x.device)
-    kernel.run((grad, *_halves(x), *statics), _halves(by_x))
+    kernel.run((grad, *halves(x), *statics), halves(by_x))
     return by_x, None
 
 
 def _fake(x, y=None):
-    return x.new_empty(_shape(x, y))
+    return x.new_empty(gated_shape(x, y))
 
 
 def _fake_gradients(grad, x, y=None):
@@ -180,6 +226,30 @@ def gelu_and_mul_backward_host(grad, x, y=None, approximate="none"):
     """Return the gradients of gelu_and_mul by x and by y; None without y."""
     _check_approximate(approximate)
     return _run_gradients(_gelu_and_mul_gradients, grad, x, y, approximate)
+
+
+@library_operator(
+    "relu_and_mul(Tensor x, Tensor? y=None) -> Tensor",
+    fake=_fake,
+    accepts=FLOATS,
+    save=_save,
+    gradient=lambda ctx, grad: torch.ops.tritonite.relu_and_mul_backward(grad, *ctx.saved_tensors),
+    leading=("x", "y"),
+)
+def relu_and_mul_host(x, y=None):
+    """Return relu(x) * y, of two tensors or of the two halves of one: Shazeer 2020."""
+    return _run(_relu_and_mul, x, y)
+
+
+@library_operator(
+    "relu_and_mul_backward(Tensor grad, Tensor x, Tensor? y=None) -> (Tensor, Tensor)",
+    fake=_fake_gradients,
+    accepts=FLOATS,
+    leading=("grad", "x", "y"),
+)
+def relu_and_mul_backward_host(grad, x, y=None):
+    """Return the gradients of relu_and_mul by x and by y; None without y."""
+    return _run_gradients(_relu_and_mul_gradients, grad, x, y)
 
 
 @library_operator(

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.norm.launch import NormKind
-from tritonite.engine.norm.meta import Rounded
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_pairs, add_states
 from tritonite.errors import Decline
@@ -79,7 +78,8 @@ def _mean_with_offset(weighted, plain, count, offset):
 
 _OFFSET_MEAN = Reduction((0.0, 0.0), _both_products, add_pairs, _mean_with_offset, (None, None))
 
-_ROUNDED = {"llama": Rounded(True, True), "gemma": Rounded(True, False), "none": Rounded(False, False)}
+# Whether the sum and the normalised sum are rounded, by casting.
+_ROUNDED = {"llama": (True, True), "gemma": (True, False), "none": (False, False)}
 
 
 def check_casting(casting: str) -> None:
@@ -90,10 +90,10 @@ def check_casting(casting: str) -> None:
 def rms_kind(x: torch.Tensor, residual: torch.Tensor | None, offset: float, casting: str) -> NormKind:
     """Return the kind of a root mean square norm; decline an unknown casting."""
     check_casting(casting)
-    rounded = _ROUNDED[casting] if x.dtype in _RSTD_OF_ROUNDED else Rounded(False, False)
+    total, normalized = _ROUNDED[casting] if x.dtype in _RSTD_OF_ROUNDED else _ROUNDED["none"]
     if residual is None:
-        return NormKind(_RSTD_OF_ONE, offset, Rounded(False, rounded.normalized))
-    return NormKind(_RSTD_OF_ROUNDED[x.dtype] if rounded.total else _RSTD_OF_SUM, offset, rounded)
+        return NormKind(_RSTD_OF_ONE, offset, False, normalized)
+    return NormKind(_RSTD_OF_ROUNDED[x.dtype] if total else _RSTD_OF_SUM, offset, total, normalized)
 
 
 def layer_means_of(weight: torch.Tensor | None) -> Reduction:

@@ -5,6 +5,8 @@ A pair (a, b) becomes (a cos - b sin, b cos + a sin) (Su et al. 2021). Its gradi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tritonite.dtypes import FLOATS
@@ -14,6 +16,9 @@ from tritonite.errors import Decline, Unsupported
 from tritonite.fused.check import check_device, check_floats, check_shape
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
+
+# The coordinates of a position in images and videos: time, height and width.
+_PLANES = 3
 
 
 def rotary_embedding(
@@ -70,6 +75,45 @@ def rotary_embedding_(
     torch.ops.tritonite.rotary_embedding_(query, key, cos, sin, interleaved)
 
 
+def multimodal_rotary_embedding(
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    sections: Sequence[int],
+    interleaved: bool = False,
+    interleaved_sections: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rotate pairs as `rotary_embedding` does, by angles of a position's time, height or width, in one launch.
+
+    Pair i turns by cos[p, ..., i] and sin[p, ..., i]. The first sections[0] pairs have p = 0, the next sections[1]
+    pairs p = 1, and the last p = 2, as in Qwen2-VL. With `interleaved_sections`, as in Qwen3-VL, pair i has p = i % 3
+    if i < 3 * sections[p], else p = 0. The kernel reads the angles where they are. The gradient is the same operator,
+    rotating back; cos and sin have none.
+
+    Args:
+        query: (..., sequence, heads, head size) of float16, bfloat16, float32 or float64, of any strides.
+        key: query's shape except the number of heads, and query's dtype; or None.
+        cos: (3, sequence, R), or (3, ..., sequence, R) with dimensions after the first that broadcast to those of
+            query; any floating-point dtype, with 2 R at most the head size.
+        sin: the shape and dtype of cos.
+        sections: pairs that turn by time, height and width; their sum is R.
+        interleaved: whether the elements of a pair are contiguous or have a stride of R.
+        interleaved_sections: whether pairs turn by time, height and width in turn.
+
+    Returns the rotated query and key, contiguous and with their shapes and dtypes; None for a key that is None.
+
+    Raises errors.Unsupported for other shapes or dtypes, for tensors on several devices, and for cos or sin that
+    require a gradient.
+
+    Source: Wang et al. 2024, "Qwen2-VL: Enhancing Vision-Language Model's Perception of the World at Any Resolution".
+    """
+    turned: tuple[torch.Tensor, torch.Tensor | None] = torch.ops.tritonite.multimodal_rotary_embedding(
+        query, key, cos, sin, sections, interleaved, interleaved_sections
+    )
+    return turned
+
+
 def _check(query: torch.Tensor, key: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """Decline arguments that the operators do not serve."""
     check_floats(query=query, cos=cos)
@@ -101,11 +145,24 @@ def _check(query: torch.Tensor, key: torch.Tensor | None, cos: torch.Tensor, sin
     check_device("sin", sin, "query", query)
 
 
+def _check_planes(
+    query: torch.Tensor, key: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor, sections: Sequence[int]
+) -> None:
+    """Decline arguments that the operator of three planes of angles does not serve."""
+    check_shape("sin", sin, cos.shape, "the shape of cos")
+    if cos.dim() < 3 or cos.shape[0] != _PLANES:
+        raise Decline(f"cos has the shape {tuple(cos.shape)}: it must be (3, ..., sequence, pairs)")
+    if len(sections) != _PLANES or min(sections) < 0 or sum(sections) != cos.shape[-1]:
+        raise Decline(f"sections are {list(sections)}: they must be 3 counts whose sum is {cos.shape[-1]}, cos's pairs")
+    _check(query, key, cos[0], sin[0])
+
+
 def _save(ctx, inputs, output):
-    cos, sin, ctx.interleaved, ctx.inverse = inputs[2:]
+    cos, sin, *ctx.style, ctx.inverse = inputs[2:]
     if cos.requires_grad or sin.requires_grad:
         reason = "cos and sin have no gradient: detach them"
-        raise Unsupported(name="tritonite::rotary_embedding", reason=reason)
+        name = "multimodal_rotary_embedding" if len(ctx.style) > 1 else "rotary_embedding"
+        raise Unsupported(name=f"tritonite::{name}", reason=reason)
     ctx.save_for_backward(cos, sin)
     ctx.set_materialize_grads(False)
 
@@ -116,9 +173,11 @@ def _gradient(ctx, grad_query, grad_key):
     if given:
         cos, sin = ctx.saved_tensors
         first, second = (*given, None)[:2]
-        turned = iter(torch.ops.tritonite.rotary_embedding(first, second, cos, sin, ctx.interleaved, not ctx.inverse))
+        library = torch.ops.tritonite
+        rotate_back = library.multimodal_rotary_embedding if len(ctx.style) > 1 else library.rotary_embedding
+        turned = iter(rotate_back(first, second, cos, sin, *ctx.style, not ctx.inverse))
     by_query, by_key = [None if grad is None else next(turned) for grad in (grad_query, grad_key)]
-    return by_query, by_key, None, None, None, None
+    return by_query, by_key, None, None, *[None for _ in ctx.style], None
 
 
 def _fake(query, key, cos, sin, interleaved=False, inverse=False):
@@ -159,3 +218,29 @@ def rotary_embedding_in_place_host(query, key, cos, sin, interleaved=False):
         raise Decline("query or key has elements that share memory: call rotary_embedding, or make it contiguous")
     rotate(sources, sources, cos, sin, interleaved, False)
     return ()
+
+
+def _fake_planes(query, key, cos, sin, sections, interleaved=False, interleaved_sections=False, inverse=False):
+    _check_planes(query, key, cos, sin, sections)
+    return query.new_empty(query.shape), None if key is None else key.new_empty(key.shape)
+
+
+@library_operator(
+    "multimodal_rotary_embedding(Tensor query, Tensor? key, Tensor cos, Tensor sin, int[] sections,"
+    " bool interleaved=False, bool interleaved_sections=False, bool inverse=False) -> (Tensor, Tensor)",
+    fake=_fake_planes,
+    accepts=FLOATS,
+    save=_save,
+    gradient=_gradient,
+    leading=("query", "key"),
+    pin=("sections", "interleaved", "interleaved_sections", "inverse"),
+)
+def multimodal_rotary_embedding_host(
+    query, key, cos, sin, sections, interleaved=False, interleaved_sections=False, inverse=False
+):
+    """Return query and key with pairs rotated by angles of time, height and width, or if `inverse`, back: Qwen2-VL."""
+    _check_planes(query, key, cos, sin, sections)
+    sources = (query,) if key is None else (query, key)
+    outs = tuple([empty(each.shape, each.dtype, each.device) for each in sources])
+    rotate(sources, outs, cos, sin, interleaved, inverse, tuple(sections), interleaved_sections)
+    return (*outs, None)[:2]

@@ -131,6 +131,8 @@ def _vmapped(op: Op) -> Callable[..., Any]:
     leading = formulas.leading
 
     def call(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        # Lists of numbers come with a list of dims, all None.
+        in_dims = tuple([None if isinstance(dim, (list, tuple)) and set(dim) <= {None} else dim for dim in in_dims])
         function, size = overload_of(op.qualified), info.batch_size
         pairs = list(zip(op.names, in_dims, args, strict=False))
         ranks = [arg.dim() - (dim is not None) for name, dim, arg in pairs if name in leading and _is_tensor(arg)]

@@ -51,9 +51,9 @@ def _offset_weight(weight, META: tl.constexpr):
 def _scaled(value, scales, META: tl.constexpr, ELEMENT: tl.constexpr):
     """Return normalised values times the weight and plus the bias, in the compute dtype.
 
-    If META.rounded.normalized, the values, and the weight with its offset, are rounded to ELEMENT first.
+    If META.round_normalized, the values, and the weight with its offset, are rounded to ELEMENT first.
     """
-    ROUNDED: tl.constexpr = META.rounded.normalized
+    ROUNDED: tl.constexpr = META.round_normalized
     if ROUNDED:
         value = value.to(ELEMENT).to(META.compute)
     if META.weight:
@@ -128,7 +128,7 @@ def norm_forward(
                     offset = row[:, None] * n_columns + index[None, :]
                 rounded = value.to(ELEMENT)
                 tl.store(outs[1] + offset, rounded, mask=both)
-                if META.rounded.total:
+                if META.round_total:
                     value = rounded.to(COMPUTE)
             values = values + (value,)
             if LAYER:

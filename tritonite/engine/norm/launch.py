@@ -12,9 +12,8 @@ from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.engine.movement import move
 from tritonite.engine.norm.blocks import choose_blocks, choose_ring
 from tritonite.engine.norm.kernels import add_partials, norm_backward, norm_forward
-from tritonite.engine.norm.meta import Rounded
 from tritonite.engine.norm.ring import norm_backward_by_ring
-from tritonite.engine.quantize import Quantization, as_matrix, most_of, quantize, quantized_outputs
+from tritonite.engine.quantize import Quantization, as_matrix, most_of, quantize_tensor, quantized_outputs
 from tritonite.engine.rows.declare import Reduction
 from tritonite.language.quantize import BLOCK
 from tritonite.runtime.contract import empty, settings, zeros
@@ -24,12 +23,14 @@ class NormKind(NamedTuple):
     """A norm's formula beyond its operands.
 
     `statistics_of` reduces the operands to the statistics of rows, the mean first. It runs for rows that registers do
-    not hold, and its number of results says whether this is a layer norm. `offset` is added to the weight.
+    not hold, and its number of results says whether this is a layer norm. `offset`, `round_total` and
+    `round_normalized` are those of `NormMeta`.
     """
 
     statistics_of: Reduction
     offset: float = 0.0
-    rounded: Rounded = Rounded(False, False)
+    round_total: bool = False
+    round_normalized: bool = False
 
 
 def forward(
@@ -79,13 +80,13 @@ def forward_quantized(
     """
     x = operands[0]
     total = tuple([empty(each.shape, each.dtype, each.device) for each in operands[1:]])
-    out, scales = quantized_outputs(x, wanted)
+    out, scales = quantized_outputs(x.shape, x, wanted)
     if x.numel():
         rows = as_matrix(x)
         if wanted.granularity == "token" and choose_blocks(rows, len(operands), weight is not None, 0).splits > 1:
             normalized = empty(x.shape, x.dtype, x.device)
             _normalize(operands, (weight, None), (normalized, *total), (), eps, kind)
-            quantize((normalized,), out, scales, wanted)
+            quantize_tensor((normalized,), out, scales, wanted)
         else:
             _normalize(operands, (weight, None), (out, *total), (), eps, kind, (wanted, scales))
     return [out, scales, *(*total, None)[:1]]
@@ -132,7 +133,8 @@ def _normalize(
             given=blocks.splits > 1,
             offset=kind.offset,
             layer=kind.statistics_of.results > 1,
-            rounded=kind.rounded,
+            round_total=kind.round_total,
+            round_normalized=kind.round_normalized,
             in_place=in_place,
             **fields,
         ),

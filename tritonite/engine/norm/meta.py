@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-
-class Rounded(NamedTuple):
-    """Whether the sum is rounded before it is normalised, and the normalised sum before it is multiplied."""
-
-    total: bool
-    normalized: bool
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,8 +16,9 @@ class NormMeta:
 
     With `given` the statistics of rows are operands of the forward pass. `weight` and `bias` say which parameters there
     are; in the backward pass, which of their gradients are computed. `offset` is added to the weight. `layer` says
-    whether the forward pass is a layer norm, and `rounded` where it rounds to the operands' dtype before the end. With
-    `in_place` results are written over the operands.
+    whether the forward pass is a layer norm. `round_total` and `round_normalized` say whether the sum is rounded to the
+    operands' dtype before it is normalised, and the normalised sum before it is multiplied by the weight, which is then
+    rounded as well. With `in_place` results are written over the operands.
 
     With a `granularity` the normalised values are quantised: with one scale for each "token", each "block" of a row, or
     the "tensor". `most` is the largest value of the quantised dtype.
@@ -44,7 +38,8 @@ class NormMeta:
     given: bool = False
     offset: float = 0.0
     layer: bool = False
-    rounded: Rounded = Rounded(False, False)
+    round_total: bool = False
+    round_normalized: bool = False
     in_place: bool = False
     granularity: str = ""
     most: float = 0.0

@@ -1,0 +1,217 @@
+"""quantize, swiglu_quantize and rms_norm_quantize against formulas written in torch, bit by bit."""
+
+import pytest
+import torch
+from compositions import normal
+
+import tritonite
+from tritonite import fused
+from tritonite.errors import Unsupported
+
+library = torch.ops.tritonite
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
+WANTED = [(dtype, granularity) for dtype in (FLOAT8, INT8) for granularity in ("token", "block", "tensor")]
+WIDTHS = [1, 5, 127, 128, 300]
+
+
+def reference(x, dtype, granularity, scale=None):
+    """Return quantised values and scales by the formula, in float32."""
+    most = 448.0 if dtype is FLOAT8 else 127.0
+    wide = x.float()
+    if granularity == "token":
+        scale = wide.abs().amax(-1, keepdim=True) / most
+        each = scale
+    elif granularity == "block":
+        blocks = torch.nn.functional.pad(wide, (0, -wide.shape[-1] % 128)).unflatten(-1, (-1, 128))
+        scale = blocks.abs().amax(-1) / most
+        each = scale.repeat_interleave(128, -1)[..., : wide.shape[-1]]
+    else:
+        scale = each = scale.reshape(1)
+    value = wide * torch.where(each == 0, 0.0, 1.0 / each)
+    if dtype is INT8:
+        return value.clamp(-128, 127).round().to(INT8), scale
+    return value.clamp(-most, most).to(FLOAT8), scale
+
+
+def static(granularity, value=0.01):
+    return torch.full((1,), value, device=tritonite.device) if granularity == "tensor" else None
+
+
+def same(actual, expected):
+    """Assert that values and scales, and what else is returned, are equal bit by bit."""
+    assert len(actual) == len(expected)
+    for own, wanted in zip(actual, expected, strict=True):
+        assert own.dtype is wanted.dtype and own.shape == wanted.shape and own.is_contiguous()
+        bits = (own.view(torch.uint8), wanted.view(torch.uint8)) if own.dtype is FLOAT8 else (own, wanted)
+        assert torch.equal(*bits)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("given", DTYPES)
+@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
+def test_quantize(dtype, granularity, given):
+    for width in WIDTHS:
+        x, scale = normal(2, 3, width, dtype=given), static(granularity)
+        same(fused.quantize(x, dtype, granularity, scale), reference(x, dtype, granularity, scale))
+
+
+@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
+def test_rows_in_chunks_and_rows_read_twice(dtype, granularity, tiny_blocks):
+    for width in (300, 1100):
+        x, scale = normal(3, width), static(granularity)
+        same(fused.quantize(x, dtype, granularity, scale), reference(x, dtype, granularity, scale))
+
+
+@pytest.mark.parametrize("given", DTYPES)
+@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
+def test_swiglu_quantize(dtype, granularity, given):
+    for width in WIDTHS[1:]:
+        x, scale = normal(3, 2 * width, dtype=given), static(granularity)
+        expected = fused.quantize(fused.swiglu(x), dtype, granularity, scale)
+        same(fused.swiglu_quantize(x, dtype=dtype, granularity=granularity, scale=scale), expected)
+        x, y = x.chunk(2, -1)
+        same(fused.swiglu_quantize(x, y, dtype=dtype, granularity=granularity, scale=scale), expected)
+
+
+@pytest.mark.parametrize("given", DTYPES)
+@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
+def test_rms_norm_quantize(dtype, granularity, given):
+    for width, casting, offset in ((1, "llama", 0.0), (127, "gemma", 1.0), (128, "none", 0.0), (300, "llama", 1.0)):
+        x, residual, weight = normal(3, width, dtype=given), normal(3, width, dtype=given), normal(width, dtype=given)
+        wanted = {"dtype": dtype, "granularity": granularity, "scale": static(granularity)}
+        kind = {"offset": offset, "casting": casting}
+        expected = fused.quantize(fused.rms_norm(x, weight, **kind), **wanted)
+        same(fused.rms_norm_quantize(x, weight, **kind, **wanted), expected)
+        normalized, total = fused.rms_norm(x, weight, residual=residual, **kind)
+        expected = (*fused.quantize(normalized, **wanted), total)
+        same(fused.rms_norm_quantize(x, weight, residual=residual, **kind, **wanted), expected)
+
+
+@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
+def test_rms_norm_quantize_of_rows_in_chunks_and_split_rows(dtype, granularity, tiny_blocks):
+    for width in (300, 1100):
+        x, residual, weight = normal(3, width), normal(3, width), normal(width)
+        wanted = {"dtype": dtype, "granularity": granularity, "scale": static(granularity)}
+        values, scales, total = fused.rms_norm_quantize(x, weight, residual=residual, **wanted)
+        normalized, added = fused.rms_norm(x, weight, residual=residual)
+        expected, wanted_scales = fused.quantize(normalized, **wanted)
+        # Other blocks add up a row's squares in another order, which moves a rounding here and there.
+        assert torch.equal(total, added)
+        torch.testing.assert_close(scales, wanted_scales)
+        assert (values.float() == expected.float()).float().mean() > 0.99
+
+
+def test_values_saturate_and_round_to_even():
+    values = torch.tensor([[0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 300.0, -300.0]], device=tritonite.device)
+    one = torch.ones(1, device=tritonite.device)
+    assert fused.quantize(values, INT8, "tensor", one)[0].tolist() == [[0, 2, 2, 0, -2, 126, 127, -128]]
+    values = torch.tensor([[17.0, 19.0, 500.0, -1e9, 1e-9, 2.0**-10, 3 * 2.0**-10]], device=tritonite.device)
+    expected = [[16.0, 20.0, 448.0, -448.0, 0.0, 0.0, 2.0**-8]]
+    assert fused.quantize(values, FLOAT8, "tensor", one)[0].float().tolist() == expected
+
+
+@pytest.mark.parametrize("granularity", ["token", "block"])
+def test_zeros_have_the_scale_zero(granularity):
+    x = torch.zeros(2, 130, device=tritonite.device)
+    x[1, :3] = 1e-44
+    for dtype in (FLOAT8, INT8):
+        values, scales = fused.quantize(x, dtype, granularity)
+        assert not values.float().any() and not scales[0].any()
+
+
+def test_nan_stays_nan_in_float8_alone():
+    x = torch.tensor([[1.0, torch.nan, -2.0]], device=tritonite.device)
+    values, scales = fused.quantize(x, FLOAT8)
+    assert values.float().isnan().tolist() == [[False, True, False]] and scales.item() == torch.tensor(2.0 / 448).item()
+    assert fused.quantize(x, INT8)[0].tolist() == [[64, 0, -127]]
+
+
+@pytest.mark.parametrize("granularity", ["token", "block"])
+def test_rows_at_any_stride(granularity):
+    transposed, padded, expanded = normal(150, 3).t(), normal(3, 2, 153)[..., :150], normal(1, 150).expand(3, 150)
+    for x in (transposed, padded, expanded, normal(4, 150, 3).transpose(1, 2)):
+        same(fused.quantize(x, INT8, granularity), reference(x, INT8, granularity))
+        same(fused.swiglu_quantize(x, granularity=granularity), fused.quantize(fused.swiglu(x), FLOAT8, granularity))
+        same(
+            fused.rms_norm_quantize(x, granularity=granularity)[:1],
+            fused.quantize(fused.rms_norm(x), FLOAT8, granularity)[:1],
+        )
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8), (4, 0)])
+@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
+def test_no_elements(dtype, granularity, shape):
+    x, wanted = normal(*shape), {"dtype": dtype, "granularity": granularity, "scale": static(granularity)}
+    blocks = {"token": (*shape[:-1], 1), "block": (*shape[:-1], -(-shape[-1] // 128)), "tensor": (1,)}[granularity]
+    for values, scales, *_ in (
+        fused.quantize(x, **wanted),
+        fused.swiglu_quantize(x, x, **wanted),
+        fused.rms_norm_quantize(x, residual=x, **wanted),
+    ):
+        assert values.shape == shape and values.dtype is dtype and scales.shape == blocks
+
+
+X = torch.zeros(2, 8)
+ONE = torch.ones(1)
+WRONG = [
+    (fused.quantize, (X.double(),), "x is torch.float64"),
+    (fused.quantize, (X[0, 0],), "needs a dimension"),
+    (fused.quantize, (X, torch.int16), "dtype is torch.int16"),
+    (fused.quantize, (X, INT8, "row"), "granularity is 'row'"),
+    (fused.quantize, (X, INT8, "tensor"), "give scale"),
+    (fused.quantize, (X, INT8, "token", ONE), "give none"),
+    (fused.quantize, (X, INT8, "tensor", ONE.half()), "scale is torch.float16"),
+    (fused.quantize, (X, INT8, "tensor", X), "one element of float32"),
+    (fused.swiglu_quantize, (X[:, :7],), "even"),
+    (fused.swiglu_quantize, (X, X[:1]), "y has the shape"),
+    (fused.rms_norm_quantize, (X, X[0, :7]), "weight has the shape"),
+]
+
+
+@pytest.mark.declines("refused calls")
+@pytest.mark.parametrize(("function", "args", "reason"), WRONG)
+def test_wrong_arguments_are_refused(function, args, reason):
+    for device in (tritonite.device, "meta"):
+        with pytest.raises(Unsupported, match=reason):
+            function(*[each.to(device) if isinstance(each, torch.Tensor) else each for each in args])
+
+
+def test_gradients_are_refused():
+    x = normal(2, 8, grad=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        fused.quantize(x)[1].sum().backward()
+
+
+def _calls():
+    x, weight, one = normal(2, 3, 8), normal(8), torch.ones(1, device=tritonite.device)
+    yield library.quantize, (x, FLOAT8, "token")
+    yield library.quantize, (x, INT8, "tensor", one)
+    yield library.swiglu_quantize, (x, None, INT8, "block")
+    yield library.swiglu_quantize, (x, x, FLOAT8, "tensor", one)
+    yield library.rms_norm_quantize, (x, x, weight, 1e-6, 0.0, "llama", INT8, "token")
+    yield library.rms_norm_quantize, (x, None, weight, 1e-6, 1.0, "gemma", FLOAT8, "tensor", one)
+
+
+@pytest.mark.parametrize("i", range(6))
+def test_opcheck(i):
+    function, args = list(_calls())[i]
+    # opcheck compares by allclose, which float8 does not have.
+    which = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(function, args, test_utils=which)
+
+
+def test_compiled_graphs_give_the_same():
+    def layer(x, weight):
+        values, scales = fused.rms_norm_quantize(x, weight, dtype=INT8)
+        return fused.swiglu_quantize(values * scales, granularity="block")
+
+    operands = normal(3, 16), normal(16)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    same(compiled(*operands), layer(*operands))
+
+
+def test_vmap():
+    x = normal(4, 3, 8)
+    values, scales = torch.vmap(lambda x: fused.quantize(x, INT8))(x)
+    same((values, scales), fused.quantize(x, INT8))
