@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tritonite import devices
+from tritonite.engine.cross_entropy.table import CROSS_ENTROPY
 from tritonite.engine import multinomial, random
 from tritonite.engine.gemm import cost_pointers, select
 from tritonite.engine.gemm.table import LIMITS
@@ -141,6 +142,7 @@ def change_device(monkeypatch):
 
 
 TABLES = {
+    "cross_entropy": CROSS_ENTROPY,
     "gemm": LIMITS,
     "histogram": HISTOGRAM,
     "indexing": INDEXING,

@@ -4,8 +4,10 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 """
 
 from tritonite import registry
+from tritonite.fused.cross_entropy import cross_entropy
 from tritonite.fused.gated import geglu, gelu_and_mul, reglu, relu_and_mul, silu_and_mul, swiglu
 from tritonite.fused.grouped import grouped_linear
+from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 from tritonite.fused.moe import moe, moe_align, moe_experts, permute, unpermute
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
@@ -18,10 +20,12 @@ library.register(registry.declarations)
 
 __all__ = [
     "add_rms_norm_",
+    "cross_entropy",
     "geglu",
     "gelu_and_mul",
     "grouped_linear",
     "layer_norm",
+    "linear_cross_entropy",
     "load_balancing_loss",
     "moe",
     "moe_align",
