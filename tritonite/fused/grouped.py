@@ -56,7 +56,8 @@ def _check_rows(name: str, rows: torch.Tensor, offsets: torch.Tensor) -> None:
         raise Decline(f"{name} is {rows.dtype}: it may be float16, bfloat16 or float32")
     if offsets.dtype is not torch.int32 or offsets.dim() != 1 or not len(offsets):
         raise Decline(
-            f"offsets is {offsets.dtype} of shape {tuple(offsets.shape)}: it must be int32 of shape (groups,), one at least"
+            f"offsets is {offsets.dtype} of shape {tuple(offsets.shape)}: it must be int32 of shape (groups,), with at "
+            "least one group"
         )
     check_device("offsets", offsets, name, rows)
 

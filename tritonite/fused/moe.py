@@ -27,8 +27,8 @@ def moe_align(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sort tokens by expert, with each expert's tokens padded to whole blocks, as kernels of serving engines take them.
 
-    Slot i of the flattened `experts` is slot i % k of token i // k. The slots of an expert keep their order. Slots whose
-    expert is outside 0..num_experts-1 are left out. The host does not wait for the numbers of tokens.
+    Slot i of the flattened `experts` is slot i % k of token i // k. The slots of an expert keep their order. Slots
+    whose expert is outside 0..num_experts-1 are left out. The host does not wait for the numbers of tokens.
 
     Args:
         experts: (T, k) of int32 or int64.
@@ -78,7 +78,7 @@ def permute(
 
 
 def unpermute(y: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Add up the rows of each token's slots, times their weights: out[t] = sum over j of weights[t, j] y[inverse[t, j]].
+    """Add up the rows of each token's slots, times their weights: out[t] = sum over j of w[t, j] y[inverse[t, j]].
 
     Sums and products are computed in float32, or float64 for float64, and rounded once. Slots with a negative `inverse`
     have no row, and pass no gradient.
@@ -232,9 +232,8 @@ def _check_permute(x: torch.Tensor, experts: torch.Tensor, num_experts: int) -> 
     _check_experts(experts, num_experts)
     check_floats(x=x)
     if x.dim() != 2 or x.shape[0] != experts.shape[0]:
-        raise Decline(
-            f"x has the shape {tuple(x.shape)}: it must be ({experts.shape[0]}, columns), a row for each token"
-        )
+        tokens = experts.shape[0]
+        raise Decline(f"x has the shape {tuple(x.shape)}: it must be ({tokens}, columns), a row for each token")
     check_device("experts", experts, "x", x)
 
 

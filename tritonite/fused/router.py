@@ -33,8 +33,8 @@ def topk_softmax(logits: torch.Tensor, k: int, *, renormalize: bool = True) -> t
         k: the number of experts of a token.
         renormalize: whether the weights of a token add up to 1.
 
-    Returns the weights, (..., k) of float32 or float64, and the numbers of the experts, (..., k) of int32, in descending
-    order of logits; of equal logits the one with the lower number is first, and nan counts as the largest.
+    Returns the weights, (..., k) of float32 or float64, and the numbers of the experts, (..., k) of int32, in
+    descending order of logits; of equal logits the one with the lower number is first, and nan counts as the largest.
 
     Raises errors.Unsupported for another number of dimensions, experts or k.
 

@@ -66,15 +66,15 @@ def _own_tokens(logits, strides, mask, token, tokens, experts, META: tl.constexp
 def sum_by_expert(partials, logits, strides, chosen, mask, tokens, experts, steps, META: tl.constexpr):
     """Write a program's sums over its tokens to a row of `partials`, (programs, 2 * experts + 1).
 
-    A row has each expert's sum of probabilities, each expert's number of slots, and the number of tokens that count. For
-    the z-loss the first sum is that of squared logsumexps.
+    A row has each expert's sum of probabilities, each expert's number of slots, and the number of tokens that count.
+    For the z-loss the first sum is that of squared logsumexps.
     """
     wait_for_previous_launch()
     expert = tl.arange(0, META.lanes)
-    sums = tl.zeros((META.rows, META.lanes), META.compute)
-    slots = tl.zeros((META.rows, META.lanes), tl.int32)
-    squares = tl.zeros((META.rows,), META.compute)
-    used = tl.zeros((META.rows,), tl.int32)
+    sums = tl.full((META.rows, META.lanes), 0, META.compute)
+    slots = tl.full((META.rows, META.lanes), 0, tl.int32)
+    squares = tl.full((META.rows,), 0, META.compute)
+    used = tl.full((META.rows,), 0, tl.int32)
     first = tl.program_id(0).to(META.index) * steps * META.rows
     for step in range(steps):
         token = first + step * META.rows + tl.arange(0, META.rows)
@@ -102,9 +102,9 @@ def write_loss(loss, factors, partials, programs, experts, META: tl.constexpr):
     """Add up the programs' sums, by one program, and write the loss and each expert's factor in the gradient."""
     wait_for_previous_launch()
     expert = tl.arange(0, META.lanes)
-    sums = tl.zeros((META.partials, META.lanes), META.compute)
-    slots = tl.zeros((META.partials, META.lanes), META.compute)
-    used = tl.zeros((META.partials,), META.compute)
+    sums = tl.full((META.partials, META.lanes), 0, META.compute)
+    slots = tl.full((META.partials, META.lanes), 0, META.compute)
+    used = tl.full((META.partials,), 0, META.compute)
     for first in range(0, programs, META.partials):
         program = first + tl.arange(0, META.partials)
         row = partials + program[:, None] * (2 * experts + 1)
@@ -118,7 +118,7 @@ def write_loss(loss, factors, partials, programs, experts, META: tl.constexpr):
     total = tl.sum(used, axis=0)
     if META.k == 0:
         tl.store(loss, (tl.sum(tl.sum(sums, axis=0), axis=0) / total).to(loss.dtype.element_ty))
-        tl.store(factors + expert, tl.zeros((META.lanes,), META.compute) + 2.0 / total, mask=expert < experts)
+        tl.store(factors + expert, tl.full((META.lanes,), 0, META.compute) + 2.0 / total, mask=expert < experts)
     else:
         # The quotients are near 1, unlike the square of the number of tokens.
         factor = tl.sum(slots, axis=0) / total * (experts / total)

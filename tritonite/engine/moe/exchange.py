@@ -82,7 +82,7 @@ def gather_slots(out, y, strides, inverse, weights, weight_strides, tokens, n_co
     wait_for_previous_launch()
     token, column = _own_block(n_columns, META)
     present, inside = token < tokens, (column < n_columns)[None, :]
-    total = tl.zeros((META.rows, META.columns), META.compute)
+    total = tl.full((META.rows, META.columns), 0, META.compute)
     for i in range(META.k):
         position, served = _position(inverse, token * META.k + i, present)
         offset = position.to(META.index)[:, None] * strides.row + column[None, :] * strides.column
@@ -122,7 +122,7 @@ def gather_slots_backward(
     position = position.to(META.index)
     own = token * weight_strides.row + slot % META.k * weight_strides.column
     weight = tl.load(weights + own, mask=served, other=0).to(META.compute)
-    total = tl.zeros((META.rows, META.columns), META.compute)
+    total = tl.full((META.rows, META.columns), 0, META.compute)
     for first in range(0, n_columns, META.columns):
         column = (first + tl.arange(0, META.columns)).to(META.index)
         inside = (column < n_columns)[None, :]

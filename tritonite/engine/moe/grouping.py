@@ -1,8 +1,8 @@
 """Stable counting sort of expert ids, for rows in the order of their experts.
 
-Each of several programs has a span of ids. `count_ids` counts each expert's ids in each span. `sort_ids` adds the counts
-of the experts before and of the spans before to the rank of an id among equal ids of its span, which gives the id's
-position. A single program counts its ids itself. Nothing depends on the order of programs.
+Each of several programs has a span of ids. `count_ids` counts each expert's ids in each span. `sort_ids` adds the
+counts of lower experts and of earlier spans to an id's rank among equal ids of its span, which gives its position. A
+single program counts its ids itself. Nothing depends on the order in which programs run.
 
 Ids outside 0..experts-1 belong to no expert: they follow all others, and their positions are stored as -1 - position.
 """
@@ -51,7 +51,7 @@ def _own_ids(ids, begin, n, experts, META: tl.constexpr):
 @triton.jit
 def _count_span(ids, begin, n, experts, steps, META: tl.constexpr):
     """Return the number of each expert's ids in the `steps` steps from `begin` on."""
-    counts = tl.zeros((META.lanes,), tl.int32)
+    counts = tl.full((META.lanes,), 0, tl.int32)
     for step in range(steps):
         _, own = _own_ids(ids, begin + step * META.ids, n, experts, META)
         counts += tl.histogram(tl.maximum(own, 0), META.lanes, mask=own >= 0)
@@ -72,8 +72,8 @@ def count_ids(counts, ids, n, experts, steps, META: tl.constexpr):
 def _counts_of_spans(counts, experts, META: tl.constexpr):
     """Return each expert's ids in all spans, and in the spans before the program's."""
     lane = tl.arange(0, META.lanes)
-    totals = tl.zeros((META.lanes,), tl.int32)
-    before = tl.zeros((META.lanes,), tl.int32)
+    totals = tl.full((META.lanes,), 0, tl.int32)
+    before = tl.full((META.lanes,), 0, tl.int32)
     for first in range(0, tl.num_programs(0), META.spans):
         span = (first + tl.arange(0, META.spans))[:, None]
         mask = (span < tl.num_programs(0)) & (lane < experts)[None, :]
@@ -108,8 +108,8 @@ def sort_ids(out, by_expert, used, ids, counts, n, experts, steps, block_size, c
     """Sort the ids of the program's span.
 
     Without META.aligned `out` gets the position of each id, and `by_expert` the end of each expert's positions. With
-    META.aligned `out`, of `capacity` elements, gets the index of the id at each position, `by_expert` the expert of each
-    block, and `used` the number of positions.
+    META.aligned `out`, of `capacity` elements, gets the index of the id at each position, `by_expert` the expert of
+    each block, and `used` the number of positions.
     """
     wait_for_previous_launch()
     lane = tl.arange(0, META.lanes)
@@ -154,7 +154,7 @@ def _sort(
     step = table.sorted_ids
     most = min(devices.multiprocessors(ids.device), n // (table.sorting_steps * step))
     programs = 1 if n <= table.sorted_alone * step else max(1, most)
-    steps = -(-(-(-n // step)) // programs)
+    steps = triton.cdiv(triton.cdiv(n, step), programs)
     lanes = max(2, power_of_2(experts))
     meta = _SortMeta(
         lanes=lanes,

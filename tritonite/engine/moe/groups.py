@@ -19,7 +19,10 @@ from tritonite.runtime.libentry import libentry
 
 @dataclass(frozen=True)
 class _FinishMeta:
-    """Compile-time facts: a block has `rows` and `columns`, and there are `lanes` groups, rounded up to a power of 2."""
+    """Compile-time facts of the kernels.
+
+    A block has `rows` and `columns`. `lanes` is the number of groups rounded up to a power of 2.
+    """
 
     index: Any
     compute: Any
@@ -40,7 +43,7 @@ def clear_rows(out, ends, rows, n_columns, groups, META: tl.constexpr):
         for start in range(0, n_columns, META.columns):
             column = (start + tl.arange(0, META.columns)).to(META.index)
             mask = (row < rows)[:, None] & (column < n_columns)[None, :]
-            zero = tl.zeros((META.rows, META.columns), META.compute).to(out.dtype.element_ty)
+            zero = tl.full((META.rows, META.columns), 0, META.compute).to(out.dtype.element_ty)
             tl.store(out + row[:, None] * n_columns + column[None, :], zero, mask=mask)
 
 

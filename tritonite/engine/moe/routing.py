@@ -96,23 +96,23 @@ def _in_chosen_groups(biased, inside, experts, META: tl.constexpr):
     """Return the mask of lanes in the groups with the largest sums of their two largest scores."""
     ROWS: tl.constexpr = META.rows
     GROUPS: tl.constexpr = META.group_lanes
-    shape: tl.constexpr = (ROWS, GROUPS, META.lanes)
-    by_group = tl.reshape(tl.where(inside, biased, -float("inf")), shape)
+    LANES: tl.constexpr = META.lanes
+    by_group = tl.reshape(tl.where(inside, biased, -float("inf")), (ROWS, GROUPS, LANES))
     first, place = tl.max(by_group, axis=2, return_indices=True, return_indices_tie_break_left=True)
     total = first
     if experts > META.groups:
-        rest = tl.where(tl.arange(0, META.lanes)[None, None, :] == place[:, :, None], -float("inf"), by_group)
+        rest = tl.where(tl.arange(0, LANES)[None, None, :] == place[:, :, None], -float("inf"), by_group)
         total += tl.max(rest, axis=2)
     group = tl.arange(0, GROUPS)[None, :]
     key = tl.where(group < META.groups, _orderable(total), -float("inf"))
-    chosen = group < 0
+    chosen = tl.full((ROWS, GROUPS), 0, tl.int1)
     for _ in range(META.chosen_groups):
         _, best = tl.max(key, axis=1, return_indices=True, return_indices_tie_break_left=True)
         own = group == best[:, None]
         chosen = chosen | own
         key = tl.where(own, -float("inf"), key)
-    spread = tl.broadcast_to(chosen.to(tl.int32)[:, :, None], shape)
-    return tl.reshape(spread, (ROWS, GROUPS * META.lanes)) > 0
+    spread = tl.broadcast_to(chosen.to(tl.int32)[:, :, None], (ROWS, GROUPS, LANES))
+    return tl.reshape(spread, (ROWS, GROUPS * LANES)) > 0
 
 
 @libentry()
@@ -144,8 +144,8 @@ def choose_experts(
     if META.groups > 1:
         key = tl.where(_in_chosen_groups(biased, exists[None, :], experts, META), key, -float("inf"))
     slot = tl.arange(0, META.slots)[None, :]
-    own_scores = tl.zeros((META.rows, META.slots), META.compute)
-    own_experts = tl.zeros((META.rows, META.slots), tl.int32)
+    own_scores = tl.full((META.rows, META.slots), 0, META.compute)
+    own_experts = tl.full((META.rows, META.slots), 0, tl.int32)
     for i in range(META.k):
         _, best = tl.max(key, axis=1, return_indices=True, return_indices_tie_break_left=True)
         own = lane[None, :] == best[:, None]
@@ -178,7 +178,7 @@ def choose_experts_backward(
     value = tl.load(logits + offset, mask=mask, other=0).to(META.compute)
     score = _scores(value, exists, META)
     factor = tl.full((META.rows,), scale, tl.float64).to(META.compute)
-    mean = tl.zeros((META.rows,), META.compute)
+    mean = tl.full((META.rows,), 0, META.compute)
     if META.renormalize:
         total = mean + _LEAST_SUM
         for i in range(META.k):
@@ -189,7 +189,7 @@ def choose_experts_backward(
             mean += own_grad.to(META.compute) * own_score
         mean = mean / total
         factor = factor / total
-    by_score = tl.zeros((META.rows, META.lanes), META.compute)
+    by_score = tl.full((META.rows, META.lanes), 0, META.compute)
     for i in range(META.k):
         own = expert[None, :] == tl.load(chosen + token * META.k + i, mask=present, other=0)[:, None]
         own_grad = tl.load(grad + token * grad_strides.token + i * grad_strides.expert, mask=present, other=0)
