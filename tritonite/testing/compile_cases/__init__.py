@@ -20,6 +20,7 @@ for _engine in (
     "moe",
     "norms",
     "optim",
+    "quantized",
     "rows",
     "searching",
     "sorting",
