@@ -8,7 +8,7 @@ from tritonite import fused
 
 
 class FP8Linear(torch.nn.Linear):
-    """Multiply as torch.nn.Linear, with input, weight and gradient rounded to float8 by their scales: `fused.fp8_linear`.
+    """Multiply as torch.nn.Linear does, with input, weight and gradient in scaled float8: `fused.fp8_linear`.
 
     The parameters, and the state dict, are those of torch.nn.Linear in their own dtype.
     """

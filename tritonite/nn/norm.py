@@ -18,7 +18,7 @@ class RMSNorm(torch.nn.Module):
         normalized_shape: the size of the last dimension.
         eps: the addend of the mean of squares; None for the epsilon of the compute dtype.
         elementwise_affine: whether there is a weight.
-        offset: added to the weight: 0, or 1 as in Gemma. Without an offset the weight starts at 1, otherwise at 1 - offset.
+        offset: added to the weight: 0, or 1 as in Gemma. The weight starts at 1 - offset.
         casting: the dtype of the product with the weight, as in `fused.rms_norm`.
         device: the device of the weight.
         dtype: the dtype of the weight.
@@ -54,9 +54,7 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """Return the norm of x, or with a residual, the norm of x + residual and the sum."""
-        return fused.rms_norm(
-            x, self.weight, self.eps, residual=residual, offset=self.offset, casting=self.casting
-        )
+        return fused.rms_norm(x, self.weight, self.eps, residual=residual, offset=self.offset, casting=self.casting)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, offset={self.offset}, casting={self.casting!r}"

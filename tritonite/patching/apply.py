@@ -11,7 +11,7 @@ import torch
 
 from tritonite.patching import experts, losses, mlps, norms, rotary
 from tritonite.patching.rebind import check_free, replace_forward, restore_forward
-from tritonite.patching.report import Kept, KeepError, PatchReport, Replaced
+from tritonite.patching.report import KeepError, Kept, PatchReport, Replaced
 from tritonite.patching.samples import check_parameters, sampling, text_inputs, text_model
 
 

@@ -47,7 +47,9 @@ def _is_plain(head: torch.nn.Module) -> bool:
     if not plain or hooks:
         return False
     weight = head.weight
-    return type(weight) is torch.nn.Parameter and weight.dtype in RESOLUTION and weight.device.type == devices.current.type
+    return (
+        type(weight) is torch.nn.Parameter and weight.dtype in RESOLUTION and weight.device.type == devices.current.type
+    )
 
 
 class _StandIn:

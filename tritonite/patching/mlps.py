@@ -54,8 +54,10 @@ class GatedLayer(NamedTuple):
 
 def _linears(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
     """Return (in_features, out_features) of the children that have both, by name: linears, and adapters of linears."""
-    sizes = {name: tuple(getattr(each, size, None) for size in ("in_features", "out_features"))
-             for name, each in module.named_children()}
+    sizes = {
+        name: tuple(getattr(each, size, None) for size in ("in_features", "out_features"))
+        for name, each in module.named_children()
+    }
     return {name: (both[0], both[1]) for name, both in sizes.items() if all(isinstance(each, int) for each in both)}
 
 

@@ -27,7 +27,9 @@ def check_parameters(module: torch.nn.Module) -> None:
         if parameter.device.type != devices.current.type:
             raise KeepError(f"{name} is on {parameter.device}: kernels run on {devices.current.type}")
         if type(parameter) is not torch.nn.Parameter:
-            raise KeepError(f"{name} is a {type(parameter).__name__}: patch the model before its parameters are sharded")
+            raise KeepError(
+                f"{name} is a {type(parameter).__name__}: patch the model before its parameters are sharded"
+            )
 
 
 def dtype_and_device(module: torch.nn.Module) -> tuple[torch.dtype, torch.device]:
