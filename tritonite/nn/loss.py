@@ -45,7 +45,7 @@ class LinearCrossEntropy(torch.nn.Linear):
 
     def forward(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Return the loss of hidden states (..., in_features) for targets (...) of int64."""
-        loss = fused.linear_cross_entropy(
+        loss: Any = fused.linear_cross_entropy(
             hidden.reshape(-1, self.in_features),
             self.weight,
             target.reshape(-1),
@@ -55,7 +55,8 @@ class LinearCrossEntropy(torch.nn.Linear):
             label_smoothing=self.label_smoothing,
             softcap=self.softcap,
         )
-        return loss.view(target.shape) if self.reduction == "none" else loss
+        result: torch.Tensor = loss.view(target.shape) if self.reduction == "none" else loss
+        return result
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, reduction={self.reduction!r}, softcap={self.softcap}"

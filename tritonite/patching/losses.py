@@ -58,7 +58,7 @@ class _StandIn:
     def __init__(self, model: torch.nn.Module, name: str, head: Callable[..., Any]) -> None:
         vars(self).update(_model=model, _name=name, _head=head)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(vars(self)["_model"])
 

@@ -18,7 +18,7 @@ _ROWS = (2, 3)
 
 
 class GatedLayer(NamedTuple):
-    """The formula of a gated layer, and the names of its parts. Without `up`, `gate` computes both, one after the other.
+    """The formula of a gated layer, and the names of its parts. Without `up`, `gate` computes both halves.
 
     `up_first` says that the first half of what `gate` computes is the factor, and the second half is activated.
     """
@@ -54,22 +54,29 @@ class GatedLayer(NamedTuple):
 
 def _linears(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
     """Return (in_features, out_features) of the children that have both, by name: linears, and adapters of linears."""
-    sizes = {
-        name: tuple(getattr(each, size, None) for size in ("in_features", "out_features"))
-        for name, each in module.named_children()
-    }
-    return {name: (both[0], both[1]) for name, both in sizes.items() if all(isinstance(each, int) for each in both)}
+    found = {}
+    for name, each in module.named_children():
+        inputs, outputs = getattr(each, "in_features", None), getattr(each, "out_features", None)
+        if isinstance(inputs, int) and isinstance(outputs, int):
+            found[name] = inputs, outputs
+    return found
 
 
 def looks_like_gated_mlp(module: torch.nn.Module) -> bool:
-    """Return whether a module takes one argument, and has linears of the shapes of a gated layer and nothing learned."""
+    """Return whether a module takes one argument, and has a gated layer's linears and nothing else that is learned.
+
+    Linears that are all square need an activation beside them, because attention has such linears, too.
+    """
     linears = _linears(module)
     if len(linears) not in (2, 3) or next(module.parameters(recurse=False), None) is not None:
         return False
     others = [each for name, each in module.named_children() if name not in linears]
     if any(next(each.parameters(), None) is not None for each in others):
         return False
-    return next(_roles(linears), None) is not None and required_arguments(module.forward) == 1
+    if next(_roles(linears), None) is None or required_arguments(module.forward) != 1:
+        return False
+    square = all(inputs == outputs for inputs, outputs in linears.values())
+    return not square or bool(_own_activations(module, linears))
 
 
 def _roles(linears: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str | None, str, bool]]:
@@ -84,7 +91,12 @@ def _roles(linears: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str | Non
 
 
 def activations_of(module: torch.nn.Module, linears: dict[str, tuple[int, int]]) -> list[str]:
-    """Return the names of activations that the module's own parts compute in float64; all names if none does."""
+    """Return the names of activations that the module's own parts compute; all names if none does."""
+    return _own_activations(module, linears) or list(ACTIVATIONS)
+
+
+def _own_activations(module: torch.nn.Module, linears: dict[str, tuple[int, int]]) -> list[str]:
+    """Return the names of activations that the module's own parts compute, in float64."""
     children = [each for name, each in module.named_children() if name not in linears]
     parts = [*children, *(value for value in vars(module).values() if callable(value))]
     x = torch.linspace(-4, 4, 33, dtype=torch.float64, device=next(module.parameters()).device)
@@ -98,7 +110,7 @@ def activations_of(module: torch.nn.Module, linears: dict[str, tuple[int, int]])
             continue
         if isinstance(result, torch.Tensor):
             found += [name for name, each in ACTIVATIONS.items() if distance(result, each(x)) < 1e-12]
-    return found or list(ACTIVATIONS)
+    return found
 
 
 def _dtype(module: torch.nn.Module, linears: dict[str, tuple[int, int]]) -> tuple[torch.dtype, torch.device]:

@@ -36,10 +36,10 @@ class Norm(NamedTuple):
         given = f", offset={self.offset:g}" if self.offset else ""
         return f"fused.rms_norm, casting={self.casting!r}{given}"
 
-    def __call__(self, x: torch.Tensor, weight: Any, bias: Any, eps: float | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: Any, bias: Any, eps: Any) -> Any:
         """Return the norm of x."""
         if self.centered:
-            result: torch.Tensor = fused.layer_norm(x, weight, bias, eps)
+            result: Any = fused.layer_norm(x, weight, bias, eps)
         else:
             result = fused.rms_norm(x, weight, eps, offset=self.offset, casting=self.casting)
         return result
@@ -88,7 +88,7 @@ def _candidates(eps: str, names: list[str]) -> list[Norm]:
 
 
 def recognise_norm(module: torch.nn.Module) -> Norm:
-    """Return the formula of a norm: the one with the most results of the module's bits for random inputs and parameters.
+    """Return the formula of a norm: the one with the most results of the module's bits, for random parameters.
 
     Some inputs are as small as the root of the epsilon, so that the epsilon shows.
     """
@@ -136,8 +136,8 @@ class _Probe(NamedTuple):
     @torch.no_grad()
     def results(self, formula: Norm, eps: float | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return a formula's results and the module's."""
-        given = [self.parameters.get(name or "") for name in (formula.weight, formula.bias)]
-        return [formula(each, *given, eps) for each in self.inputs], self.wanted
+        weight, bias = (self.parameters.get(name or "") for name in (formula.weight, formula.bias))
+        return [formula(each, weight, bias, eps) for each in self.inputs], self.wanted
 
 
 def check_norm(module: torch.nn.Module, formula: Norm, with_gradients: bool) -> None:

@@ -33,7 +33,7 @@ class KeepError(Exception):
 
 @dataclass
 class PatchReport:
-    """What `patch` replaced and what it kept. `str` is a table in which modules of equal layers are one line."""
+    """Modules that `patch` replaced and modules that it kept. `str` is a table with a line for equal layers."""
 
     replaced: list[Replaced] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)

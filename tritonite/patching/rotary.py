@@ -24,7 +24,7 @@ _LEADING = ["q", "k", "cos", "sin"]
 
 
 class Rotation(NamedTuple):
-    """How a function rotates pairs: `interleaved` as in `fused.rotary_embedding`.
+    """A way to rotate pairs: `interleaved` as in `fused.rotary_embedding`.
 
     cos and sin hold each angle twice: in two halves, or if `repeated`, twice in a row.
     """
