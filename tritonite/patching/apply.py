@@ -101,7 +101,7 @@ def _recognise_gated(module: torch.nn.Module) -> mlps.GatedLayer:
 
 _KINDS = (
     _Kind(
-        lambda formula: "layer norm" if formula is not None and formula.centered else "RMS norm",
+        lambda formula: "norm" if formula is None else "layer norm" if formula.centered else "RMS norm",
         "norm",
         norms.looks_like_norm,
         norms.recognise_norm,

@@ -75,10 +75,10 @@ def _size(module: torch.nn.Module, like: torch.Tensor | None) -> int:
     return shape if isinstance(shape, int) else _WIDTH
 
 
-def _candidates(eps: str, names: list[str]) -> list[Norm]:
-    """Return the formulas that a norm with these parameters may have."""
+def _candidates(eps: str, value: float | None, names: list[str]) -> list[Norm]:
+    """Return the formulas that a norm with these parameters may have; a layer norm has an epsilon."""
     weight, bias = (*names, None, None)[:2]
-    centered = [Norm(True, eps, weight, bias)]
+    centered = [] if value is None else [Norm(True, eps, weight, bias)]
     if bias is not None:
         return [*centered, Norm(True, eps, bias, weight)]
     offsets = (0.0, 1.0) if weight is not None else (0.0,)
@@ -99,7 +99,7 @@ def recognise_norm(module: torch.nn.Module) -> Norm:
     dtypes = [own] if own in (torch.float16, torch.bfloat16) else [own, torch.bfloat16]
     probes = [_Probe.of(module, eps, (dtype, device)) for dtype in dtypes]
     best, least = None, 1.0
-    for formula in _candidates(eps, list(dict(module.named_parameters()))):
+    for formula in _candidates(eps, getattr(module, eps), list(dict(module.named_parameters()))):
         results = [probe.results(formula, getattr(module, eps)) for probe in probes]
         if any(max(map(distance, *each)) > RESOLUTION[dtype] for each, dtype in zip(results, dtypes, strict=True)):
             continue
