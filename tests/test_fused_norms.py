@@ -90,9 +90,7 @@ def test_castings_round_where_models_do(dtype):
         assert (other == expected[1]).float().mean() < 0.95
 
 
-@pytest.mark.parametrize("offset", [0.0, 0.5])
-@pytest.mark.parametrize("casting", CASTINGS)
-@pytest.mark.parametrize("width", [70, 600, 1100])
+@every_second(("width", "casting", "offset"), [70, 600, 1100], CASTINGS, [0.0, 0.5])
 def test_rows_in_chunks_and_split_rows(width, casting, offset, tiny_blocks):
     ours = functools.partial(ours_rms, casting=casting, offset=offset)
     theirs = functools.partial(rms_norm, offset=offset)

@@ -138,11 +138,12 @@ def test_every_chunk_has_arrived_when_it_is_read(chunks, slots, late, layer, at_
     own, partials = torch.empty_like(total), torch.empty(1 + layer, programs, n_columns)
     grads = (grad, grad_total) if late else (grad,)
     given = tuple(each._base for each in grads), total, (rstd, mean)[: 1 + layer], (weight,), own, partials
-    meta = RingMeta(torch.int64, True, layer, chunks, chunks - 1, slots, late, chunks - 1)
+    offset = 0.0 if layer else 0.5
+    meta = RingMeta(torch.int64, True, layer, chunks, chunks - 1, slots, late, chunks - 1, offset)
     for program in range(programs):
         strides = (n_columns + 8,) * len(grads)
         run(program, programs, at_once, *given, strides, n_rows, n_columns, META=meta)
-    exact = gradients(grad, grad_total if late else None, total, mean, rstd, weight)
+    exact = gradients(grad, grad_total if late else None, total, mean, rstd, weight + offset)
     torch.testing.assert_close(own.double(), exact[0], rtol=1e-5, atol=1e-5)
     for found, expected in zip(partials, exact[1:], strict=False):
         torch.testing.assert_close(found.sum(0).double(), expected, rtol=1e-5, atol=1e-5)

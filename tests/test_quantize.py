@@ -1,5 +1,9 @@
 """quantize, swiglu_quantize and rms_norm_quantize against formulas written in torch, bit by bit."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from compositions import normal
@@ -215,3 +219,31 @@ def test_vmap():
     x = normal(4, 3, 8)
     values, scales = torch.vmap(lambda x: fused.quantize(x, INT8))(x)
     same((values, scales), fused.quantize(x, INT8))
+    for function in (fused.swiglu_quantize, lambda x: fused.rms_norm_quantize(x, residual=x)):
+        same(torch.vmap(function, 1)(x), function(x.transpose(0, 1)))
+
+
+def test_calls_are_replayed_by_the_native_dispatcher():
+    """The test has a process of its own, because operators are registered once."""
+    code = """
+import torch, tritonite
+from tritonite import fused
+x, weight = (torch.randn(*shape).to(tritonite.device) for shape in ((3, 16), (16,)))
+heads, angles, one = x.view(3, 2, 8), torch.rand(3, 3, 4).to(tritonite.device), weight[:1].abs()
+for eps in (1e-6, 1e-3, 0.5):
+    normalized = fused.rms_norm(x, weight, eps, offset=1.0)
+    own, residual = x.clone(), torch.zeros_like(x)
+    fused.add_rms_norm_(own, residual, weight, eps, 1.0)
+    assert torch.equal(own, normalized) and torch.equal(residual, x)
+    values, scales = fused.rms_norm_quantize(x, weight, eps, offset=1.0, dtype=torch.int8)
+    for found, expected in zip((values, scales), fused.quantize(normalized, torch.int8), strict=True):
+        assert torch.equal(found, expected)
+    fused.swiglu_quantize(x, granularity="tensor", scale=one)
+    fused.multimodal_rotary_embedding(heads, heads, angles, angles, [2, 1, 1])
+counts = tritonite.stats()
+names = ("rms_norm", "add_rms_norm_", "rms_norm_quantize", "quantize", "swiglu_quantize", "multimodal_rotary_embedding")
+for name in names:
+    own = counts[f"tritonite::{name}"]
+    assert (own.launched, own.replayed, own.unrecordable) == (1, 2, {}), (name, own)
+"""
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)

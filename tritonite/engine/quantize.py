@@ -93,7 +93,9 @@ def quantize_rows(
     MOST: tl.constexpr = META.most
     OUT: tl.constexpr = out.dtype.element_ty
     strides = row_strides, column_strides
-    row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
+    # One dimension of the grid, because a long row has more chunks than the second may have programs.
+    programs_per_row = 1 if META.granularity == "token" else tl.cdiv(n_columns, COLUMNS)
+    row = (tl.program_id(0) // programs_per_row).to(INDEX) * ROWS + tl.arange(0, ROWS)
     row_mask = row < n_rows
     column = tl.arange(0, COLUMNS).to(INDEX)
     out_rows = out + row[:, None] * n_columns
@@ -127,7 +129,7 @@ def quantize_rows(
                 value = _values(operands, row, index, mask, *strides, META)
                 tl.store(out_rows + index[None, :], quantized(value * factor, MOST, OUT), mask=mask)
     else:
-        first = tl.program_id(1).to(INDEX) * COLUMNS
+        first = (tl.program_id(0) % programs_per_row).to(INDEX) * COLUMNS
         index = first + column
         mask = row_mask[:, None] & (index < n_columns)[None, :]
         value = _values(operands, row, index, mask, *strides, META)
@@ -199,7 +201,7 @@ def quantize_tensor(
     by_token = wanted.granularity == "token"
     elements = columns * max(1, chunks) if by_token else columns
     rows = max(1, min(tile // 2 // elements, power_of_2(n_rows)))
-    quantize_rows[(-(-n_rows // rows), 1 if by_token else n_chunks)](
+    quantize_rows[(-(-n_rows // rows) * (1 if by_token else n_chunks),)](
         *(operands, out.view(n_rows, n_columns), scale),
         *(tuple([each.stride(0) for each in operands]), tuple([each.stride(1) for each in operands])),
         *(n_rows, n_columns),

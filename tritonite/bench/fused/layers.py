@@ -145,6 +145,7 @@ PAIRS: dict[str, Pair] = {
 _ACTIVATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "silu": (functional.silu, aten.silu_backward),
     "gelu": (functional.gelu, aten.gelu_backward),
+    "relu": (functional.relu, lambda grad, x: aten.threshold_backward(grad, x, 0)),
 }
 for _name, (_activation, _gradient) in _ACTIVATIONS.items():
     PAIRS[f"{_name}_and_mul"] = Pair(

@@ -1,6 +1,7 @@
-"""Norms of a sum, x + residual, over contiguous rows: layer norm and root mean square norm, forward and backward.
+"""Norms of x, or of a sum x + residual, over rows: layer norm and root mean square norm, forward and backward.
 
-- `launch.py`: `forward` and `backward`, the host functions: outputs, statistics, block choice, launches.
+- `launch.py`: the host functions: outputs, statistics, block choice, launches. `forward` and `backward` serve training,
+  `forward_in_place` and `forward_quantized` inference.
 - `blocks.py`: how rows are cut, for registers (`choose_blocks`) or for a ring in shared memory (`choose_ring`).
 - `table.py`: the ring's parameters for each kind of device.
 - `meta.py`: the compile-time parameters of the kernels.

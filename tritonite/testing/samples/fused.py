@@ -7,8 +7,10 @@ from tritonite.testing.samples.matmul import terms_of_products
 from tritonite.testing.samples.normalization import terms_of_gradients
 
 facts.TERMS["paged_attention"] = terms_of_products
-facts.ROUNDED_TERMS.add("paged_attention")
-facts.terms("layer_norm_backward", "rms_norm_backward")(terms_of_gradients)
+# The largest value of a quantised row may have been rounded before.
+facts.ROUNDED_TERMS |= {"paged_attention", "rms_norm_quantize", "swiglu_quantize"}
+_BACKWARD = ("layer_norm_backward", "rms_norm_backward", "skip_layer_norm_backward", "skip_rms_norm_backward")
+facts.terms(*_BACKWARD)(terms_of_gradients)
 facts.CANCELLING |= {
-    *("paged_attention", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
+    *("paged_attention", "layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_BACKWARD),
 }
