@@ -76,7 +76,9 @@ def test_float64_is_computed_in_float64():
 def test_rows_of_several_blocks(options, classes, small_blocks):
     for weight in (None, torch.rand(classes, device=tritonite.device)):
         target = targets(9, classes=classes, ignored=0.1)
-        agree(*both(target, weight, reduction="sum", **options), [normal(9, classes, grad=True)], terms=16, grad_terms=16)
+        agree(
+            *both(target, weight, reduction="sum", **options), [normal(9, classes, grad=True)], terms=16, grad_terms=16
+        )
 
 
 @pytest.mark.parametrize("classes", [1, 3, 300])
@@ -106,7 +108,10 @@ def test_logits_and_targets_of_any_strides(wide, monkeypatch):
     if wide:
         monkeypatch.setattr("tritonite.engine.iteration.INT32_LIMIT", 4)
     x, target = normal(4, 3, 20), targets(3, 4, classes=20).t()
-    weight, scale = torch.rand(20, 2, device=tritonite.device)[:, 0], torch.rand(3, device=tritonite.device).expand(4, 3)
+    weight, scale = (
+        torch.rand(20, 2, device=tritonite.device)[:, 0],
+        torch.rand(3, device=tritonite.device).expand(4, 3),
+    )
     for own in (*layouts(x), x.transpose(0, 1).contiguous().transpose(0, 1), x[:1].expand(4, 3, 20)):
         for reduction in ("mean", "none"):
             operands = [own.detach().requires_grad_()]

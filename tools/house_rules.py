@@ -32,8 +32,11 @@ MOST_OF_A_KERNEL, MOST_OF_A_FUNCTION, MOST_LINES = 20, 12, 500
 LONG = "# Over 500 lines: "
 # Decorators of functions whose parameters are others' to choose: ATen's schema, a command's options, an update's terms.
 SCHEMAS = {"rule", "operator", "cuda_operator", "library_operator", "pointwise", "command"}
-# `Pointwise`, whose settings are independent and given by name.
-WIDE = {"tritonite/engine/pointwise/declare.py:__init__"}
+# Functions whose settings are independent and given by name.
+WIDE = {
+    "tritonite/engine/pointwise/declare.py:__init__",
+    "tritonite/fused/linear_cross_entropy.py:linear_cross_entropy",
+}
 
 
 def breaches(text: str, name: str) -> Iterator[str]:

@@ -95,8 +95,9 @@ def check_targets(
     target: torch.Tensor,
     weight: torch.Tensor | None,
     token_scale: torch.Tensor | None,
+    weight_name: str = "weight",
 ) -> None:
-    """Decline targets, class weights and token scales that do not fit the tensor `name`, of tokens but for the last dimension."""
+    """Decline targets, class weights and token scales that do not fit `logits`, the argument `name`, (..., size)."""
     check_floats(**{name: logits})
     if not logits.dim():
         raise Decline(f"{name} has no dimension: its last dimension must be that of classes or features")
@@ -106,9 +107,9 @@ def check_targets(
         raise Decline(f"target is {target.dtype}: it must be torch.int64")
     check_shape("target", target, logits.shape[:-1], f"that of {name} without its last dimension")
     check_device("target", target, name, logits)
-    for other, shape, given in (("weight", (n_classes,), weight), ("token_scale", target.shape, token_scale)):
+    for other, shape, given in ((weight_name, (n_classes,), weight), ("token_scale", target.shape, token_scale)):
         if given is not None:
-            check_shape(other, given, shape, "one element per class" if other == "weight" else "that of target")
+            check_shape(other, given, shape, "an element per class" if other == weight_name else "that of target")
             if given.dtype not in (logits.dtype, torch.float32):
                 raise Decline(f"{other} is {given.dtype}: it may be {logits.dtype}, as {name} is, or torch.float32")
             check_device(other, given, name, logits)

@@ -24,7 +24,6 @@ from tritonite.errors import Decline
 from tritonite.fused.check import check_device, check_shape
 from tritonite.fused.cross_entropy import (
     check_numbers,
-    check_targets,
     chosen,
     fake_results,
     refuse_gradients,
@@ -117,37 +116,21 @@ def _accumulation(input, accumulate_dtype):
     return torch.float64 if input.dtype is torch.float64 else accumulate_dtype
 
 
-def _fake(
-    input,
-    weight,
-    target,
-    bias,
-    class_weight,
-    token_scale,
-    ignore_index,
-    reduction,
-    label_smoothing,
-    softcap,
-    z_loss,
-    accumulate_dtype,
-    chunk_tokens,
-    return_z_loss,
-    return_accuracy,
-    input_wanted,
-    weight_wanted,
-    bias_wanted,
-):
+def _fake(*given):
+    (input, weight, target, bias, class_weight, token_scale), numbers = given[:6], given[7:11]
+    accumulate_dtype, chunk_tokens, return_z_loss, return_accuracy, *wanted = given[11:]
     check_head(input, weight, target, bias, class_weight, token_scale, weight.shape[0] if weight.dim() else 0)
-    check_numbers(reduction, label_smoothing, softcap, z_loss)
+    check_numbers(*numbers)
+    reduction, label_smoothing = numbers[:2]
     accumulate = _accumulation(input, accumulate_dtype)
     _check_chunks(input, accumulate, chunk_tokens)
     loss, z, accuracy, total = fake_results(input, target.shape, reduction, return_z_loss, return_accuracy)
     rows = input.new_empty((target.numel(),), dtype=opmath(input.dtype))
     weighted = label_smoothing != 0 and class_weight is not None
     weight_sum = input.new_empty((1,), dtype=rows.dtype) if weighted else None
-    by_input = input.new_empty(input.shape) if input_wanted else None
-    by_weight = weight.new_empty(weight.shape, dtype=accumulate) if weight_wanted else None
-    by_bias = weight.new_empty(weight.shape[:1], dtype=accumulate) if bias_wanted else None
+    by_input = input.new_empty(input.shape) if wanted[0] else None
+    by_weight = weight.new_empty(weight.shape, dtype=accumulate) if wanted[1] else None
+    by_bias = weight.new_empty(weight.shape[:1], dtype=accumulate) if wanted[2] else None
     return loss, z, accuracy, rows, total, weight_sum, by_input, by_weight, by_bias
 
 
@@ -267,36 +250,13 @@ def linear_cross_entropy_scaled_host(grad, total, weight, bias, by_input, by_wei
     return outs
 
 
-def _fake_backward(
-    grad,
-    input,
-    weight,
-    target,
-    bias,
-    class_weight,
-    token_scale,
-    lse,
-    total,
-    weight_sum,
-    first,
-    classes,
-    ignore_index,
-    reduction,
-    label_smoothing,
-    softcap,
-    z_loss,
-    accumulate_dtype,
-    chunk_tokens,
-    input_wanted,
-    weight_wanted,
-    bias_wanted,
-):
-    _check_backward(grad, input, target, reduction)
-    return (
-        input.new_empty(input.shape) if input_wanted else None,
-        weight.new_empty(weight.shape) if weight_wanted else None,
-        bias.new_empty(bias.shape) if bias_wanted else None,
-    )
+def _fake_backward(*given):
+    grad, input, weight, target, bias, class_weight, token_scale = given[:7]
+    (classes, _, *numbers), wanted = given[11:17], given[19:]
+    check_head(input, weight, target, bias, class_weight, token_scale, classes)
+    _check_backward(grad, input, target, numbers[0])
+    operands = zip(wanted, (input, weight, bias), strict=True)
+    return tuple([own.new_empty(own.shape) if each else None for each, own in operands])
 
 
 def _check_backward(grad, input, target, reduction):
@@ -342,13 +302,16 @@ def linear_cross_entropy_backward_host(
     check_head(input, weight, target, bias, class_weight, token_scale, classes)
     _check_backward(grad, input, target, reduction)
     head, targets = head_of(input, weight, bias, chunk_tokens), targets_of(target, class_weight, token_scale)
-    gradients = make_gradients(
-        head, (input_wanted, weight_wanted, bias_wanted), _accumulation(input, accumulate_dtype)
-    )
+    gradients = make_gradients(head, (input_wanted, weight_wanted, bias_wanted), _accumulation(input, accumulate_dtype))
     write_head_gradients(
-        *(head, grad.contiguous().view(-1) if grad.dim() else grad, targets),
-        *(Statistics(lse.contiguous(), None, weight_sum=weight_sum), total),
-        *(Loss(ignore_index, label_smoothing, softcap, z_loss), Classes(weight.shape[0], classes, first), gradients),
+        head,
+        grad.contiguous().view(-1) if grad.dim() else grad,
+        targets,
+        Statistics(lse.contiguous(), None, weight_sum=weight_sum),
+        total,
+        Loss(ignore_index, label_smoothing, softcap, z_loss),
+        Classes(weight.shape[0], classes, first),
+        gradients,
     )
     outs = [None if gradients.input is None else gradients.input.view(input.shape)]
     for own, like in ((gradients.weight, weight), (gradients.bias, bias)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from tritonite.engine.cross_entropy.head import Head, tokens_of_a_chunk
@@ -11,13 +13,22 @@ from tritonite.fused.cross_entropy import check_targets
 from tritonite.ops.matmul import precision_of
 
 
-def check_head(input, weight, target, bias, class_weight, token_scale, n_classes):
+def check_head(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    class_weight: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+    n_classes: int,
+) -> None:
+    """Decline operands of a head that do not fit each other; `n_classes` are those of all shards."""
     if weight.dim() != 2 or weight.shape[1:] != input.shape[-1:]:
+        size = input.shape[-1] if input.dim() else 1
         raise Decline(
-            f"weight has the shape {tuple(weight.shape)}: it must be (classes, {input.shape[-1] if input.dim() else 1}), "
-            "of input's last dimension"
+            f"weight has the shape {tuple(weight.shape)}: it must be (classes, {size}), of input's last dimension"
         )
-    check_targets("input", input, n_classes, target, class_weight, token_scale)
+    check_targets("input", input, n_classes, target, class_weight, token_scale, "class_weight")
     if weight.dtype is not input.dtype:
         raise Decline(f"weight is {weight.dtype} and input {input.dtype}: give both one dtype")
     check_device("weight", weight, "input", input)
@@ -28,15 +39,13 @@ def check_head(input, weight, target, bias, class_weight, token_scale, n_classes
         check_device("bias", bias, "input", input)
 
 
-def head_of(input, weight, bias, chunk_tokens):
+def head_of(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, chunk_tokens: int | None) -> Head:
     """Return the head of an input as a matrix, which is a copy if no view has this shape."""
     size = input.shape[-1]
-    n_tokens = input[..., 0].numel() if size else input.shape[:-1].numel()
+    n_tokens = math.prod(input.shape[:-1])
     try:
         matrix = input.view(n_tokens, size)
     except RuntimeError:
         matrix = input.contiguous().view(n_tokens, size)
     chunk = tokens_of_a_chunk(n_tokens) if chunk_tokens is None else max(1, min(chunk_tokens, n_tokens))
     return Head(matrix, weight, bias, precision_of(input.dtype), chunk)
-
-

@@ -104,26 +104,12 @@ def combined(own: Any, classes: int, group: Any) -> tuple[torch.Tensor | None, .
     return shift + sums[0].log(), sums[1], None if smooth is None else sums[2], weight_sum, best
 
 
-def _fake_shard(
-    input,
-    weight,
-    target,
-    bias,
-    class_weight,
-    first,
-    classes,
-    ignore_index,
-    reduction,
-    label_smoothing,
-    softcap,
-    z_loss,
-    chunk_tokens,
-    return_accuracy,
-):
+def _fake_shard(*given):
+    input, weight, target, bias, class_weight, _, classes, _, *numbers, _, return_accuracy = given
     check_head(input, weight, target, bias, class_weight, None, classes)
-    check_numbers(reduction, label_smoothing, softcap, z_loss)
+    check_numbers(*numbers)
     rows = [input.new_empty((target.numel(),), dtype=opmath(input.dtype)) for _ in range(4)]
-    smoothing = label_smoothing != 0
+    smoothing = numbers[1] != 0
     return (
         *rows[:2],
         rows[2] if smoothing else None,
@@ -171,23 +157,8 @@ def linear_cross_entropy_shard_host(
     return list(statistics)
 
 
-def _fake_of_statistics(
-    target,
-    class_weight,
-    token_scale,
-    lse,
-    target_logit,
-    smooth,
-    weight_sum,
-    best,
-    classes,
-    ignore_index,
-    reduction,
-    label_smoothing,
-    softcap,
-    z_loss,
-    return_z_loss,
-):
+def _fake_of_statistics(*given):
+    target, lse, best, reduction, return_z_loss = given[0], given[3], given[7], given[10], given[14]
     return fake_results(lse, target.shape, reduction, return_z_loss, best is not None)
 
 

@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Layout of logits: sizes of the collapsed leading dimensions without the slowest, their strides, the classes' one."""
+    """Layout of logits: sizes of the collapsed leading dimensions but the slowest, their strides, and the classes'."""
 
     shape: Any
     strides: Any

@@ -68,7 +68,9 @@ def _logits_buffer(head: Head) -> torch.Tensor:
     return empty((head.chunk, -(-n_classes // multiple) * multiple), dtype, head.input.device)[:, :n_classes]
 
 
-def _chunks(head: Head, targets: Targets, statistics: Statistics) -> Iterator[tuple[int, torch.Tensor, Targets, Statistics]]:
+def _chunks(
+    head: Head, targets: Targets, statistics: Statistics
+) -> Iterator[tuple[int, torch.Tensor, Targets, Statistics]]:
     """Yield the start of each chunk, its logits, its targets and its statistics. All logits share one buffer."""
     n_tokens = head.input.shape[0]
     if not n_tokens:

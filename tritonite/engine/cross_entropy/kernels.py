@@ -63,11 +63,12 @@ def _statistics_of_rows(x, offset, row_mask, rows, classes, weight, statistics, 
     Gimelshein 2018), so that a block needs one reduction. Results that `statistics` has not are meaningless.
     """
     maximum = tl.full((META.rows,), float("-inf"), META.compute)
-    best = tl.zeros((META.rows,), tl.int64)
-    sums = tl.zeros((META.rows, META.columns), META.compute)
-    smooth = tl.zeros((META.rows, META.columns), META.compute)
-    weights = tl.zeros((META.columns,), META.compute)
-    for start in range(0, classes.own, META.columns):
+    best = tl.full((META.rows,), 0, tl.int64)
+    sums = tl.full((META.rows, META.columns), 0.0, META.compute)
+    smooth = tl.full((META.rows, META.columns), 0.0, META.compute)
+    weights = tl.full((META.columns,), 0.0, META.compute)
+    COLUMNS: tl.constexpr = META.columns
+    for start in range(0, classes.own, COLUMNS):
         column = start + tl.arange(0, META.columns)
         column_mask = column < classes.own
         mask = row_mask[:, None] & column_mask[None, :]
@@ -104,8 +105,8 @@ def _store_statistics(statistics, row, row_mask, found, logit):
     if statistics.smooth is not None:
         tl.store(statistics.smooth + row, smooth, mask=row_mask)
     if statistics.weight_sum is not None:
-        if tl.program_id(0) == 0:
-            tl.store(statistics.weight_sum, weights)
+        # Every program has the same sum.
+        tl.store(statistics.weight_sum, weights, mask=tl.program_id(0) == 0)
     if statistics.best is not None:
         tl.store(statistics.best + row, best, mask=row_mask)
     if statistics.maximum is not None:
@@ -241,7 +242,8 @@ def replace_by_gradient(
     own_target = tl.where(counts, target - classes.first, -1).to(tl.int32)
     # The logits of targets are loaded before another thread overwrites them.
     tl.debug_barrier()
-    for start in range(0, classes.own, META.columns):
+    COLUMNS: tl.constexpr = META.columns
+    for start in range(0, classes.own, COLUMNS):
         column = start + tl.arange(0, META.columns)
         column_mask = column < classes.own
         mask = row_mask[:, None] & column_mask[None, :]
@@ -321,7 +323,7 @@ def _losses_of_rows(
             weights = tl.load(statistics.weight_sum + tl.arange(0, 1))
         smooth = weights * lse - tl.load(statistics.smooth + row, mask=mask, other=0)
         loss = loss * (1.0 - smoothing) + true_divide(smoothing, count) * smooth
-    z = tl.zeros((META.rows,), META.compute)
+    z = tl.full((META.rows,), 0.0, META.compute)
     if META.z_loss:
         z = _number(z_loss, META) * lse * lse
         loss += z
@@ -349,12 +351,13 @@ def finish_losses(
     """
     wait_for_previous_launch()
     if META.reduced:
-        losses = tl.zeros((META.rows,), tl.float64)
-        zs = tl.zeros((META.rows,), tl.float64)
-        weights = tl.zeros((META.rows,), tl.float64)
-        hits = tl.zeros((META.rows,), tl.float64)
-        counted = tl.zeros((META.rows,), tl.float64)
-        for start in range(0, n_rows, META.rows):
+        losses = tl.full((META.rows,), 0.0, tl.float64)
+        zs = tl.full((META.rows,), 0.0, tl.float64)
+        weights = tl.full((META.rows,), 0.0, tl.float64)
+        hits = tl.full((META.rows,), 0.0, tl.float64)
+        counted = tl.full((META.rows,), 0.0, tl.float64)
+        ROWS: tl.constexpr = META.rows
+        for start in range(0, n_rows, ROWS):
             row = start + tl.arange(0, META.rows)
             loss, z, weight, target, counts = _losses_of_rows(
                 row, row < n_rows, targets, statistics, n_classes, ignore_index, label_smoothing, z_loss, META
@@ -411,12 +414,13 @@ def add_columns(x, out, row_stride, n_rows, n_columns, ACCUMULATE: tl.constexpr,
     wait_for_previous_launch()
     column = tl.program_id(0) * META.columns + tl.arange(0, META.columns)
     column_mask = column < n_columns
-    sums = tl.zeros((META.rows, META.columns), META.compute)
-    for start in range(0, n_rows, META.rows):
+    sums = tl.full((META.rows, META.columns), 0.0, META.compute)
+    ROWS: tl.constexpr = META.rows
+    for start in range(0, n_rows, ROWS):
         row = start + tl.arange(0, META.rows)
         pointers = x + (row.to(META.index)[:, None] * row_stride + column[None, :])
         sums += tl.load(pointers, mask=(row < n_rows)[:, None] & column_mask[None, :], other=0).to(META.compute)
     total = tl.sum(sums, 0)
     if ACCUMULATE:
-        total += tl.load(out + column, mask=column_mask, other=0)
-    tl.store(out + column, total, mask=column_mask)
+        total += tl.load(out + column, mask=column_mask, other=0).to(META.compute)
+    tl.store(out + column, total.to(out.dtype.element_ty), mask=column_mask)

@@ -1,4 +1,4 @@
-"""Block choice and launches of the cross-entropy kernels, over logits of any strides with classes along the last dimension."""
+"""Block choice and launches of the cross-entropy kernels, over logits (..., classes) of any strides."""
 
 from __future__ import annotations
 
@@ -123,16 +123,22 @@ def write_gradient(
 
 
 def finish(
-    targets: Targets, statistics: Statistics, shape: tuple[int, ...], loss: Loss, reduction: str, classes: int, asked: Any
+    targets: Targets,
+    statistics: Statistics,
+    shape: tuple[int, ...],
+    loss: Loss,
+    reduction: str,
+    classes: int,
+    with_z: bool,
 ) -> Results:
-    """Return the losses of rows of the leading `shape`, or their sum or mean. `asked` says whether z-loss is returned."""
+    """Return the losses of rows, a tensor of `shape`, or their sum or mean; with `with_z` the z-loss, too."""
     lse = statistics.lse
     compute, device = lse.dtype, lse.device
     reduced, n_rows = reduction != "none", lse.shape[0]
     shape = () if reduced else shape
     results = Results(
         empty(shape, compute, device),
-        empty(shape, compute, device) if asked else None,
+        empty(shape, compute, device) if with_z else None,
         empty(shape, compute, device) if statistics.best is not None else None,
         empty((1,), compute, device) if reduction == "mean" else None,
     )
@@ -154,9 +160,7 @@ def finish(
     return results
 
 
-def scale(
-    x: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, total: torch.Tensor | None
-) -> None:
+def scale(x: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, total: torch.Tensor | None) -> None:
     """Write a contiguous gradient times the loss's gradient; with `total`, over the total weight."""
     n = x.numel()
     if not n:
@@ -164,9 +168,7 @@ def scale(
     block = table().gradient
     index = offset_type(x.view(-1))
     meta = LossMeta(index, TRITON_DTYPES[opmath(x.dtype)], 1, block.elements, mean=total is not None)
-    kernels.scale_gradient[(-(-n // block.elements),)](
-        *(x, out, grad, total, n), META=meta, num_warps=block.warps
-    )
+    kernels.scale_gradient[(-(-n // block.elements),)](*(x, out, grad, total, n), META=meta, num_warps=block.warps)
 
 
 def add_columns(x: torch.Tensor, out: torch.Tensor, accumulate: bool) -> None:
@@ -174,7 +176,7 @@ def add_columns(x: torch.Tensor, out: torch.Tensor, accumulate: bool) -> None:
     block = table().gradient
     columns = min(power_of_2(x.shape[1]), 64)
     rows = max(1, block.elements // columns)
-    meta = LossMeta(offset_type(x), TRITON_DTYPES[out.dtype], rows, columns)
+    meta = LossMeta(offset_type(x), TRITON_DTYPES[opmath(out.dtype)], rows, columns)
     kernels.add_columns[(-(-x.shape[1] // columns),)](
         *(x, out, x.stride(0), *x.shape), ACCUMULATE=accumulate, META=meta, num_warps=block.warps
     )

@@ -17,6 +17,7 @@ for _engine in (
     "histogram",
     "indexing",
     "lists",
+    "losses",
     "moe",
     "norms",
     "optim",

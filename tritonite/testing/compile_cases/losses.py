@@ -1,0 +1,59 @@
+"""Cross entropy of logits and over a linear head: narrow and wide rows, and every term of a loss."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tritonite import dtypes
+from tritonite.install import library
+from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, launches
+
+_PLAIN: tuple[Any, ...] = (0.0, None, 0.0)
+_EVERY: tuple[Any, ...] = (0.1, 30.0, 1e-4)
+
+
+def _calls(dtype: torch.dtype, classes: int, every: bool) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield calls with the plain loss, or with every term, class weights and token scales."""
+    tokens, size = 64, 64
+    logits, target = torch.empty(tokens, classes, dtype=dtype), torch.empty(tokens, dtype=torch.int64)
+    rows = torch.empty(tokens, dtype=dtypes.opmath(dtype))
+    one, numbers = rows[:1].clone(), _EVERY if every else _PLAIN
+    weight, scale = (logits[0].clone(), rows.float()) if every else (None, None)
+    operands = (logits, target, weight, scale)
+    mean, none = (-100, "mean", *numbers), (-100, "none", *numbers)
+    yield "cross_entropy", (*operands, *mean, False, every, every)
+    yield "cross_entropy", (*operands, *none, False, every, every)
+    saved = (rows, one, one if every else None)
+    yield "cross_entropy_backward", (one[0], *operands, *saved, *mean)
+    yield "cross_entropy_backward_", (rows, *operands, rows, None, saved[2], *none)
+    head = torch.empty(tokens, size, dtype=dtype), torch.empty(classes, size, dtype=dtype)
+    given = (*head, target, weight, weight, scale)
+    chunks = dtypes.opmath(dtype), 32
+    wanted = (True, True, every)
+    yield "linear_cross_entropy", (*given, *mean, *chunks, every, every, *wanted)
+    gradients = head[0], head[1].to(rows.dtype), None
+    yield "linear_cross_entropy_scaled", (one[0], one if every else None, head[1], None, *gradients)
+    yield (
+        "linear_cross_entropy_shard",
+        (*given[:5], classes, 2 * classes, *none, 32, every)
+        if not every
+        else (*(*head, target, weight, torch.cat([weight, weight]), classes, 2 * classes, *none, 32, every),),
+    )
+
+
+@compile_cases("losses")
+def losses(full: bool) -> Iterator[Case]:
+    """Cross entropy of rows shorter than a block, of one block, of several, and of an odd length."""
+    for dtype, classes, every in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32, torch.float64) if full else (torch.bfloat16,),
+        (10, 1000, 32_001, 2**17),
+        (False, True),
+    ):
+        for name, arguments in _calls(dtype, classes, every):
+            for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
+                targets = tuple(TARGETS) if full else ("sm_90",)
+                yield Case(f"{name} {dtype} of {classes}", specialization, targets)
