@@ -49,7 +49,6 @@ def check_route(logits, k, **options):
         close(found, torch.autograd.grad(expected, wide, grad.double())[0], k, RTOL[logits.dtype])
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(5, 8, 2), (1, 60, 4), (9, 3, 3), (3, 1, 1), (4, 300, 8)])
 def test_weights_and_choices_are_those_of_softmax(tokens, experts, k, dtype):
@@ -83,6 +82,7 @@ def test_bias_decides_the_choice_and_not_the_weights(dtype):
         check_route(logits, 4, scoring="sigmoid", bias=bias.to(tritonite.device))
 
 
+@pytest.mark.smoke
 def test_first_of_equal_experts_is_chosen():
     logits = torch.tensor([[1.0, 2, 2, 1, 2], [0, 0, 0, 0, 0]], device=tritonite.device)
     assert fused.topk_softmax(logits, 4)[1].tolist() == [[1, 2, 4, 0], [0, 1, 2, 3]]
@@ -119,6 +119,7 @@ def test_logits_at_any_stride_and_in_any_leading_shape():
         check_loss(logits.detach().requires_grad_(), experts)
 
 
+@pytest.mark.smoke
 def test_gradients_that_are_expanded():
     logits = normal(5, 6, grad=True)
     wide = logits.detach().double().requires_grad_()
@@ -153,7 +154,6 @@ def check_loss(logits, experts, mask=None):
         agree(ours, theirs, [logits], terms=4, grad_terms=4)
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(5, 8, 2), (1, 1, 1), (70, 60, 4)])
 def test_losses_are_transformers(tokens, experts, k, dtype):

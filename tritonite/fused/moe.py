@@ -173,14 +173,14 @@ def moe_experts(
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
-def _gated(activation: str, *operands: torch.Tensor) -> torch.Tensor:
+def _gated(activation: str, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
     """Return the activation of the gates times the ups, of two tensors or of the halves of one."""
     if activation == "silu":
-        return silu_and_mul(*operands)
+        return silu_and_mul(x, y)
     if activation not in ("gelu", "gelu_tanh"):
         reason = f'activation is {activation!r}: it may be "silu", "gelu" or "gelu_tanh"'
         raise Unsupported(name="tritonite::moe_experts", reason=reason)
-    return gelu_and_mul(*operands, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return gelu_and_mul(x, y, "tanh" if activation == "gelu_tanh" else "none")
 
 
 def _check_experts(experts: torch.Tensor, num_experts: int) -> None:
@@ -196,7 +196,7 @@ def _check_experts(experts: torch.Tensor, num_experts: int) -> None:
 
 
 def _aligned_sizes(experts: torch.Tensor, num_experts: int, block_size: int) -> tuple[int, int]:
-    """Return the numbers of slots and of blocks that there is room for."""
+    """Return the most slots, and the most blocks, that a call may need."""
     _check_experts(experts, num_experts)
     slots = experts.shape[0] * experts.shape[1]
     if block_size < 1:

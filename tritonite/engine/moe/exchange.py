@@ -32,8 +32,8 @@ class RowStrides(NamedTuple):
 class _ExchangeMeta:
     """Compile-time facts of the kernels.
 
-    A program has `rows` rows in blocks of `columns` columns. A token has `k` slots. `dots` says that the gradient by
-    weights is wanted.
+    A program has `rows` rows in blocks of `columns` columns. A token has `k` slots, `unrolled` of which are in flight.
+    `dots` says that the gradient by weights is wanted.
     """
 
     index: Any
@@ -41,6 +41,7 @@ class _ExchangeMeta:
     rows: int
     columns: int
     k: int
+    unrolled: int
     dots: bool
 
 
@@ -54,10 +55,20 @@ def _own_block(n_columns, META: tl.constexpr):
 
 
 @triton.jit
-def _position(inverse, slot, mask):
+def _load_places(inverse, token, first, present, META: tl.constexpr):
+    """Return the elements of `inverse` of META.unrolled slots from `first` on, as a tuple of a block each."""
+    UNROLLED: tl.constexpr = META.unrolled
+    places = ()
+    for j in tl.static_range(UNROLLED):
+        own = tl.load(inverse + token * META.k + first + j, mask=present & (first + j < META.k), other=-1)
+        places = places + (own,)
+    return places
+
+
+@triton.jit
+def _position(place):
     """Return (the positions of slots, the mask of slots with an expert)."""
-    own = tl.load(inverse + slot, mask=mask, other=-1)
-    return tl.where(own >= 0, own, -1 - own), own >= 0
+    return tl.where(place >= 0, place, -1 - place), place >= 0
 
 
 @libentry()
@@ -69,10 +80,15 @@ def scatter_tokens(out, x, strides, inverse, tokens, n_columns, META: tl.constex
     present, inside = token < tokens, (column < n_columns)[None, :]
     offset = token[:, None] * strides.row + column[None, :] * strides.column
     value = tl.load(x + offset, mask=present[:, None] & inside, other=0)
-    for i in range(META.k):
-        position, served = _position(inverse, token * META.k + i, present)
-        target = position.to(META.index)[:, None] * n_columns + column[None, :]
-        tl.store(out + target, tl.where(served[:, None], value, 0.0), mask=present[:, None] & inside)
+    zero = tl.full((META.rows, META.columns), 0, META.compute).to(out.dtype.element_ty)
+    UNROLLED: tl.constexpr = META.unrolled
+    for first in range(0, META.k, UNROLLED):
+        places = _load_places(inverse, token, first, present, META)
+        for j in tl.static_range(UNROLLED):
+            position, served = _position(places[j])
+            target = position.to(META.index)[:, None] * n_columns + column[None, :]
+            mask = (present & (first + j < META.k))[:, None] & inside
+            tl.store(out + target, tl.where(served[:, None], value, zero), mask=mask)
 
 
 @libentry()
@@ -83,16 +99,18 @@ def gather_slots(out, y, strides, inverse, weights, weight_strides, tokens, n_co
     token, column = _own_block(n_columns, META)
     present, inside = token < tokens, (column < n_columns)[None, :]
     total = tl.full((META.rows, META.columns), 0, META.compute)
-    for i in range(META.k):
-        position, served = _position(inverse, token * META.k + i, present)
-        offset = position.to(META.index)[:, None] * strides.row + column[None, :] * strides.column
-        value = tl.load(y + offset, mask=served[:, None] & inside, other=0).to(META.compute)
-        if len(weights) > 0:
-            own = token * weight_strides.row + i * weight_strides.column
-            weight = tl.load(weights[0] + own, mask=served, other=0).to(META.compute)
-            # A row that no expert has computed must not spread its nan.
-            value = tl.where(served[:, None], weight[:, None] * value, 0.0)
-        total += value
+    UNROLLED: tl.constexpr = META.unrolled
+    for first in range(0, META.k, UNROLLED):
+        places = _load_places(inverse, token, first, present, META)
+        for j in tl.static_range(UNROLLED):
+            position, served = _position(places[j])
+            offset = position.to(META.index)[:, None] * strides.row + column[None, :] * strides.column
+            value = tl.load(y + offset, mask=served[:, None] & inside, other=0).to(META.compute)
+            if len(weights) > 0:
+                own = token * weight_strides.row + (first + j) * weight_strides.column
+                weight = tl.load(weights[0] + own, mask=served, other=0).to(META.compute)
+                value = weight[:, None] * value
+            total += value
     target = token[:, None] * n_columns + column[None, :]
     tl.store(out + target, total.to(out.dtype.element_ty), mask=present[:, None] & inside)
 
@@ -118,7 +136,7 @@ def gather_slots_backward(
     slot = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
     present = slot < slots
     token = slot // META.k
-    position, served = _position(inverse, slot, present)
+    position, served = _position(tl.load(inverse + slot, mask=present, other=-1))
     position = position.to(META.index)
     own = token * weight_strides.row + slot % META.k * weight_strides.column
     weight = tl.load(weights + own, mask=served, other=0).to(META.compute)
@@ -128,8 +146,7 @@ def gather_slots_backward(
         inside = (column < n_columns)[None, :]
         offset = token[:, None] * strides.row + column[None, :] * strides.column
         value = tl.load(grad + offset, mask=served[:, None] & inside, other=0).to(META.compute)
-        result = (weight[:, None] * value).to(grad_y.dtype.element_ty)
-        result = tl.where(served[:, None], result, 0.0)
+        result = tl.where(served[:, None], weight[:, None] * value, 0.0).to(grad_y.dtype.element_ty)
         target = position[:, None] * n_columns + column[None, :]
         tl.store(grad_y + target, result, mask=present[:, None] & inside)
         if META.dots:
@@ -148,6 +165,7 @@ def _meta(rows: int, n_columns: int, k: int, tensors: tuple[torch.Tensor, ...], 
         rows=min(max(1, moe_table().columns // columns), power_of_2(rows)),
         columns=columns,
         k=k,
+        unrolled=min(k, moe_table().unrolled),
         dots=dots,
     )
 

@@ -16,6 +16,7 @@ class MoeTable(NamedTuple):
     `sorted_alone`: steps up to which a single program sorts all ids, without a launch that counts them first.
     `sorting_steps`: the fewest steps of each of several programs that sort.
     `columns`: the most columns of a block of a row that moves to its expert or back.
+    `unrolled`: the most slots of a token whose rows are in flight together.
     `finished`: elements of a block of rows that is finished after a product of groups.
     `balanced`: probabilities of a step of a program that balances load.
     """
@@ -26,6 +27,7 @@ class MoeTable(NamedTuple):
     sorted_alone: int = 4
     sorting_steps: int = 2
     columns: int = 1024
+    unrolled: int = 8
     finished: int = 4096
     balanced: int = 2048
 
