@@ -58,9 +58,7 @@ def _padded(rows: int) -> int:
 def _fake(x, weight, bias=None):
     _check(x, weight, bias)
     (N, K), rows = weight.shape, flattened(x).shape[0]
-    by_column = [
-        x.new_empty_strided((K, size), (_padded(size), 1), dtype=torch.float8_e4m3fn) for size in (rows, N)
-    ]
+    by_column = [x.new_empty_strided((K, size), (_padded(size), 1), dtype=torch.float8_e4m3fn) for size in (rows, N)]
     scales = [x.new_empty((1,), dtype=torch.float32) for _ in range(2)]
     return x.new_empty((*x.shape[:-1], N)), *by_column, *scales
 
@@ -69,20 +67,19 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(*output[1:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
+    # The dispatcher leaves out trailing defaults.
     bias = inputs[2] if len(inputs) > 2 else None
     ctx.bias = None if bias is None else bias.dtype
-    ctx.count = len(inputs)
 
 
 def _gradient(ctx, grad, *_):
     if grad is None:
-        return (None,) * ctx.count
+        return None, None, None
     by_x, by_weight = torch.ops.tritonite.fp8_linear_backward(grad, *ctx.saved_tensors, *ctx.needs_input_grad[:2])
-    if ctx.count == 2:
-        return by_x, by_weight
-    wanted = ctx.bias is not None and ctx.needs_input_grad[2]
-    rows = grad.reshape(-1, grad.shape[-1])
-    return by_x, by_weight, rows.sum(0, dtype=torch.float32).to(ctx.bias) if wanted else None
+    by_bias = None
+    if ctx.bias is not None and ctx.needs_input_grad[2]:
+        by_bias = flattened(grad).sum(0, dtype=torch.float32).to(ctx.bias)
+    return by_x, by_weight, by_bias
 
 
 @library_operator(

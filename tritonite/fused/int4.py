@@ -32,9 +32,9 @@ def linear_int4(
 ) -> torch.Tensor:
     """Multiply x by a weight of packed 4-bit numbers: x @ ((numbers - zeros) * scales).T + bias.
 
-    The weight is dequantised in registers, to x's dtype, with the bits that `dequantize_int4` returns. Sums are float32.
-    Few rows of x are summed over slices of K by several programs. The gradient by x multiplies by the dequantised
-    weight; weight, scales and zeros have no gradient.
+    The weight is dequantised in registers, to x's dtype, with the bits that `dequantize_int4` returns. Sums are
+    float32. Few rows of x are summed over slices of K by several programs. The gradient by x multiplies by the
+    dequantised weight; weight, scales and zeros have no gradient.
 
     Args:
         x: (..., K) of float16 or bfloat16, of any strides.
@@ -72,8 +72,8 @@ def pack_int4(
 
     Raises errors.Unsupported for other shapes or dtypes.
 
-    Source: Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", its
-    grid, with rounding to nearest.
+    Source: Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers":
+    its grid, with rounding to nearest.
     """
     packed, scales, zeros = torch.ops.tritonite.pack_int4(weight.detach(), group, symmetric)
     return packed, scales, zeros
@@ -116,7 +116,9 @@ def _check_weight(weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tenso
         if tensor is not None:
             check_shape(name, tensor, (N, -(-K // group)), "one element for each group")
             if tensor.dtype not in _HALVES or tensor.dtype is not scales.dtype:
-                raise Decline(f"{name} is {tensor.dtype}: it may be float16 or bfloat16, one dtype for scales and zeros")
+                raise Decline(
+                    f"{name} is {tensor.dtype}: it may be float16 or bfloat16, one dtype for scales and zeros"
+                )
             check_device(name, tensor, "weight", weight)
 
 
@@ -125,7 +127,9 @@ def _check(x, weight, scales, zeros, bias, group):
         raise Decline(f"x is {x.dtype}: it may be float16 or bfloat16")
     _check_weight(weight, scales, zeros, group)
     if not x.dim() or x.shape[-1] != 2 * weight.shape[1]:
-        raise Decline(f"x has the shape {tuple(x.shape)}: its last dimension must be {2 * weight.shape[1]}, as in weight")
+        raise Decline(
+            f"x has the shape {tuple(x.shape)}: its last dimension must be {2 * weight.shape[1]}, as in weight"
+        )
     if scales.dtype is not x.dtype:
         raise Decline(f"scales is {scales.dtype}: it must be {x.dtype}, as x is")
     check_device("weight", weight, "x", x)
@@ -138,8 +142,10 @@ def _fake(x, weight, scales, zeros=None, bias=None, group=128):
 
 
 def _save(ctx, inputs, output):
-    x, weight, scales, zeros, bias, group = (*inputs, None, None, 128)[:6] if len(inputs) < 6 else inputs
-    ctx.save_for_backward(weight, scales, zeros)
+    # The dispatcher leaves out trailing defaults.
+    given = list(inputs)
+    zeros, bias, group = given[3:] + [None, None, 128][len(given) - 3 :]
+    ctx.save_for_backward(*inputs[1:3], zeros)
     ctx.group, ctx.bias = group, None if bias is None else bias.dtype
 
 
@@ -147,13 +153,14 @@ def _gradient(ctx, grad):
     by_x = by_bias = None
     if ctx.needs_input_grad[0]:
         by_x = grad @ torch.ops.tritonite.dequantize_int4(*ctx.saved_tensors, ctx.group)
-    if ctx.bias is not None:
-        by_bias = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(ctx.bias)
+    if ctx.bias is not None and ctx.needs_input_grad[4]:
+        by_bias = flattened(grad).sum(0, dtype=torch.float32).to(ctx.bias)
     return by_x, None, None, None, by_bias, None
 
 
 @library_operator(
-    "linear_int4(Tensor x, Tensor weight, Tensor scales, Tensor? zeros=None, Tensor? bias=None, int group=128) -> Tensor",
+    "linear_int4(Tensor x, Tensor weight, Tensor scales, Tensor? zeros=None, Tensor? bias=None, int group=128)"
+    " -> Tensor",
     fake=_fake,
     accepts=_HALVES,
     save=_save,

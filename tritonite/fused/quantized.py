@@ -22,6 +22,8 @@ from tritonite.runtime.contract import empty
 
 # The least elements along K that may share a scale: those of one tensor core product of float8.
 _LEAST_GROUP = 32
+# The result's dtype unless one is given.
+_DEFAULT = torch.bfloat16
 
 
 def linear_fp8(
@@ -131,12 +133,15 @@ def check_operands(x: torch.Tensor, weight: torch.Tensor, served: Sequence[torch
     if not x.dim():
         raise Decline("x has no dimension: it must be (..., K)")
     if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
-        raise Decline(f"weight has the shape {tuple(weight.shape)}: it must be (N, {x.shape[-1]}), of x's last dimension")
+        raise Decline(
+            f"weight has the shape {tuple(weight.shape)}: it must be (N, {x.shape[-1]}), of x's last dimension"
+        )
     check_device("weight", weight, "x", x)
 
 
-def check_bias(x: torch.Tensor, rows: int, bias: torch.Tensor | None, out_dtype: torch.dtype) -> None:
-    """Decline a result's dtype that is not served, and a bias that does not fit it."""
+def check_bias(x: torch.Tensor, rows: int, bias: torch.Tensor | None, out_dtype: torch.dtype | None) -> None:
+    """Decline a result's dtype that is not served, None for bfloat16, and a bias that does not fit it."""
+    out_dtype = out_dtype or _DEFAULT
     if out_dtype not in SINGLE_FLOATS:
         raise Decline(f"out_dtype is {out_dtype}: it may be float16, bfloat16 or float32")
     if bias is not None:
@@ -175,24 +180,24 @@ def _row_scales(x_scale: torch.Tensor, weight_scale: torch.Tensor) -> tuple[torc
     return x_scale.reshape(-1, 1), weight_scale.reshape(1, -1)
 
 
-def _result(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+def _result(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
     common_device((x, weight), ())
-    return empty((*x.shape[:-1], weight.shape[0]), out_dtype, x.device)
+    return empty((*x.shape[:-1], weight.shape[0]), out_dtype or _DEFAULT, x.device)
 
 
-def _fake_fp8(x, weight, x_scale, weight_scale, bias=None, out_dtype=torch.bfloat16):
+def _fake_fp8(x, weight, x_scale, weight_scale, bias=None, out_dtype=None):
     check_operands(x, weight, tuple(FLOAT8_NAMES))
     _check_row_scales(x, weight, x_scale, weight_scale, bias, out_dtype)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype or _DEFAULT)
 
 
 @library_operator(
     "linear_fp8(Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, Tensor? bias=None, "
-    "ScalarType out_dtype=bfloat16) -> Tensor",
+    "ScalarType? out_dtype=None) -> Tensor",
     fake=_fake_fp8,
     accepts=tuple(FLOAT8_NAMES),
 )
-def linear_fp8_host(x, weight, x_scale, weight_scale, bias=None, out_dtype=torch.bfloat16):
+def linear_fp8_host(x, weight, x_scale, weight_scale, bias=None, out_dtype=None):
     """Return the product of float8 matrices with scales of rows or tensors: Micikevicius et al. 2022."""
     check_operands(x, weight, tuple(FLOAT8_NAMES))
     _check_row_scales(x, weight, x_scale, weight_scale, bias, out_dtype)
@@ -216,22 +221,20 @@ def _check_blocks(x, weight, x_scale, weight_scale, bias, out_dtype, block):
         check_shape(name, scale, shape, whose)
 
 
-def _fake_blocks(x, weight, x_scale, weight_scale, bias=None, out_dtype=torch.bfloat16, block=(128, 128)):
+def _fake_blocks(x, weight, x_scale, weight_scale, bias=None, out_dtype=None, block=(128, 128)):
     _check_blocks(x, weight, x_scale, weight_scale, bias, out_dtype, block)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype or _DEFAULT)
 
 
 @library_operator(
     "linear_fp8_blocks(Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, Tensor? bias=None, "
-    "ScalarType out_dtype=bfloat16, int[2] block=[128, 128]) -> Tensor",
+    "ScalarType? out_dtype=None, int[2] block=[128, 128]) -> Tensor",
     fake=_fake_blocks,
     accepts=tuple(FLOAT8_NAMES),
     leading=("x", "x_scale"),
     pin=("block",),
 )
-def linear_fp8_blocks_host(
-    x, weight, x_scale, weight_scale, bias=None, out_dtype=torch.bfloat16, block=(128, 128)
-):
+def linear_fp8_blocks_host(x, weight, x_scale, weight_scale, bias=None, out_dtype=None, block=(128, 128)):
     """Return the product of float8 matrices with scales of blocks: DeepSeek-AI 2024, section 3.3."""
     _check_blocks(x, weight, x_scale, weight_scale, bias, out_dtype, block)
     out = _result(x, weight, out_dtype)
@@ -241,19 +244,19 @@ def linear_fp8_blocks_host(
     return (out,)
 
 
-def _fake_int8(x, weight, x_scale, weight_scale, bias=None, out_dtype=torch.bfloat16):
+def _fake_int8(x, weight, x_scale, weight_scale, bias=None, out_dtype=None):
     check_operands(x, weight, (torch.int8,))
     _check_row_scales(x, weight, x_scale, weight_scale, bias, out_dtype)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype or _DEFAULT)
 
 
 @library_operator(
     "linear_int8(Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, Tensor? bias=None, "
-    "ScalarType out_dtype=bfloat16) -> Tensor",
+    "ScalarType? out_dtype=None) -> Tensor",
     fake=_fake_int8,
     accepts=(torch.int8,),
 )
-def linear_int8_host(x, weight, x_scale, weight_scale, bias=None, out_dtype=torch.bfloat16):
+def linear_int8_host(x, weight, x_scale, weight_scale, bias=None, out_dtype=None):
     """Return the product of int8 matrices with scales of rows or tensors: Dettmers et al. 2022."""
     check_operands(x, weight, (torch.int8,))
     _check_row_scales(x, weight, x_scale, weight_scale, bias, out_dtype)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tritonite.bench.fused import layers, losses, moe, norms
+from tritonite.bench.fused import layers, losses, moe, norms, quantized
 from tritonite.bench.fused.pair import Pair
 
-PAIRS: dict[str, Pair] = {**layers.PAIRS, **losses.PAIRS, **moe.PAIRS, **norms.PAIRS}
+PAIRS: dict[str, Pair] = {**layers.PAIRS, **losses.PAIRS, **moe.PAIRS, **norms.PAIRS, **quantized.PAIRS}
 
 __all__ = ["PAIRS", "Pair"]

@@ -15,7 +15,6 @@ from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.engine.quantized.formats import halves_of_int4, less_constant
 from tritonite.engine.quantized.table import quantized_table
 from tritonite.engine.rows.declare import Reduction, reduced
-from tritonite.language import libdevice
 from tritonite.language.math import maximum_nan, true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, empty_strided
@@ -138,9 +137,15 @@ def _pairs(weight, rows, row_mask, pairs, end, strides):
 
 
 @triton.jit
+def _rounded(x):
+    """Return x rounded to the nearest integer, ties to even, for magnitudes below 2**22; not all devices have rint."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
 def _nearest(x, scale, zero):
     """Return the integers of 0 to 15 nearest to x / scale + zero, where `zero` is an integer."""
-    number = libdevice.rint(true_divide(x, scale)) + zero
+    number = _rounded(true_divide(x, scale)) + zero
     return tl.minimum(tl.maximum(number, 0.0), 15.0).to(tl.uint8)
 
 
@@ -191,7 +196,7 @@ def pack_int4(
     tl.store(scales + rows * groups + group, wide.to(scales.dtype.element_ty), mask=row_mask)
     zero = tl.full((ROWS,), 8.0, tl.float32)
     if zeros is not None:
-        zero = tl.minimum(libdevice.rint(true_divide(-least, wide)), 15.0)
+        zero = tl.minimum(_rounded(true_divide(-least, wide)), 15.0)
         tl.store(zeros + rows * groups + group, zero.to(zeros.dtype.element_ty), mask=row_mask)
     for start in range(begin, end, COLUMNS):
         pairs = start + tl.arange(0, COLUMNS)

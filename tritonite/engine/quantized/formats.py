@@ -36,7 +36,7 @@ def _number(nibbles, DTYPE: tl.constexpr):
     The integer becomes the end of the mantissa of 2**10 (float16) or 2**7 (bfloat16), which is then subtracted.
     Conversion instructions have a quarter of the rate.
     """
-    if DTYPE == tl.float16:
+    if tl.float16 == DTYPE:
         value = less_constant((nibbles | 0x6400).to(tl.float16, bitcast=True), 1024.0)
     else:
         value = less_constant((nibbles | 0x4300).to(tl.bfloat16, bitcast=True), 128.0)

@@ -77,6 +77,8 @@ def multiply_float8(a, b, out, a_scale, b_scale, strides, added, M, N, K, steps,
     BLOCK_M: tl.constexpr = META.block_m
     BLOCK_N: tl.constexpr = META.block_n
     BLOCK_K: tl.constexpr = META.block_k
+    A_FORMAT: tl.constexpr = META.a_format
+    B_FORMAT: tl.constexpr = META.b_format
     tile = _own_tile(M, N, META)
     begin, end = _slice_of_k(K, steps, META)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -84,10 +86,10 @@ def multiply_float8(a, b, out, a_scale, b_scale, strides, added, M, N, K, steps,
         inner = k + tl.arange(0, BLOCK_K)
         x = _block(a, tile.rows, tile.row_mask, inner, end, strides.a, META.even_k)
         y = _block(b, tile.columns, tile.column_mask, inner, end, strides.b, META.even_k)
-        if META.a_format != "":
-            x = decoded_float8(x, META.a_format)
-        if META.b_format != "":
-            y = decoded_float8(y, META.b_format)
+        if A_FORMAT != "":
+            x = decoded_float8(x, A_FORMAT)
+        if B_FORMAT != "":
+            y = decoded_float8(y, B_FORMAT)
         product = tl.dot(x, tl.trans(y), out_dtype=tl.float32)
         if META.a_rows > 0:
             group = k // META.group_k

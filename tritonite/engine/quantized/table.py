@@ -11,8 +11,8 @@ from tritonite.engine.gemm.table import Config
 class QuantizedTable(NamedTuple):
     """Tiles and blocks of a kind of device.
 
-    Tiles of few rows are `transposed`: the weight's rows fill the 64 rows of a tensor core product, and x's rows are its
-    columns. With 4-bit weights all tiles are, because tensor cores read only their first operand from registers.
+    Tiles of few rows are `transposed`: the weight's rows fill the 64 rows of a tensor core product, and its columns are
+    x's rows. With 4-bit weights all tiles are, because tensor cores read only their first operand from registers.
 
     The rates and the numbers of warps and stages of NVIDIA's tiles follow the shapes of sm_90's instructions. No sweep
     has fitted them.

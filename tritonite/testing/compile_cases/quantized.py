@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -27,7 +28,9 @@ def block_scaled_products(full: bool) -> Iterator[Case]:
     for kind, native in itertools.product(KINDS, (True, False)):
         table, names = QUANTIZED[kind], (_WITH_FLOAT8 if native else _WITHOUT_FLOAT8)[kind]
         for i, config in enumerate((*table.float8_few, *table.float8)):
-            for K, splits, rows in itertools.product((512, 500), (1, 2), (128, 40)) if full else ((512, 1 + i % 2, 128),):
+            for K, splits, rows in (
+                itertools.product((512, 500), (1, 2), (128, 40)) if full else ((512, 1 + i % 2, 128),)
+            ):
                 x, weight = torch.empty(256, K, dtype=_E4M3), torch.empty(512, K, dtype=_E4M3)
                 x_scale, weight_scale = torch.empty(256, 4), torch.empty(-(-512 // rows), 4)
                 chosen = mock.patch.object(select, "of_tables", lambda *_, c=config, s=splits: c._replace(splits=s))
@@ -50,9 +53,7 @@ def row_scaled_products(full: bool) -> Iterator[Case]:
             x, weight = torch.empty(rows, K, dtype=dtype), torch.empty(512, K, dtype=other)
             name = "linear_int8" if dtype is torch.int8 else "linear_fp8"
             with mock.patch.object(devices, "has_float8", lambda _, native=native: native):
-                found = launches(
-                    library.registered()[f"tritonite::{name}"], (x, weight, *scales, bias, torch.bfloat16)
-                )
+                found = launches(library.registered()[f"tritonite::{name}"], (x, weight, *scales, bias, torch.bfloat16))
             for specialization in found:
                 targets = ("sm_90", "sm_100") if native else ("sm_80", "gfx942")
                 yield Case(f"{name} of {dtype}, {rows} rows", specialization, targets if full else targets[:1])
@@ -81,19 +82,20 @@ def conversions(full: bool) -> Iterator[Case]:
     for dtype in (torch.float16, torch.bfloat16)[: 1 + full]:
         for symmetric in (False, True):
             weight, scales = torch.empty(512, 512, dtype=dtype), torch.empty(512, 4, dtype=dtype)
-            calls = (
+            calls: tuple[tuple[str, tuple[Any, ...]], ...] = (
                 ("pack_int4", (weight, 128, symmetric)),
                 ("dequantize_int4", (weight[:, :256].byte(), scales, None if symmetric else scales, 128)),
             )
             for name, arguments in calls:
                 for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
                     yield Case(f"{name} {dtype}", specialization, tuple(TARGETS) if full else ("sm_80", "gfx942"))
-    x, weight, one = torch.empty(256, 512, dtype=torch.bfloat16), torch.empty(384, 512, dtype=torch.bfloat16), torch.empty(1)
+    x, weight, grad = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((256, 512), (384, 512), (256, 384))]
     narrow = torch.empty(512, 256, dtype=_E4M3), torch.empty(512, 384, dtype=_E4M3)
-    grad = torch.empty(256, 384, dtype=torch.bfloat16)
-    for name, arguments in (
+    one = torch.empty(1)
+    layer: tuple[tuple[str, tuple[Any, ...]], ...] = (
         ("fp8_linear", (x, weight, torch.empty(384))),
         ("fp8_linear_backward", (grad, *narrow, one, one, True, True)),
-    ):
+    )
+    for name, arguments in layer:
         for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
             yield Case(name, specialization, ("sm_90", "sm_100") if full else ("sm_90",))
