@@ -24,7 +24,7 @@ def results(model, given):
     with torch.no_grad():
         logits = model(**given).logits.double()
     model.train()
-    return float(output.loss), gradients, logits
+    return float(output.loss.detach()), gradients, logits
 
 
 def distance(found, wanted):
@@ -36,7 +36,12 @@ def distance(found, wanted):
     )
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.smoke] * (name == "llama")) for name in MODELS])
+# Without the full set, models of a structure that another one has are left out.
+ALIKE = {"mistral", "qwen2", "gemma", "mixtral", "t5"}
+NAMES = [name for name in MODELS if FULL or name not in ALIKE]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.smoke] * (name == "llama")) for name in NAMES])
 def test_a_patched_model_computes_what_it_did(name):
     model = make(name)
     given = inputs(name)
@@ -90,7 +95,7 @@ def test_steps_of_an_optimizer_have_the_losses_of_the_model_before(name):
         for _ in range(10 if FULL else 4):
             output, _ = trained(model, given)
             optimizer.step()
-            own.append(float(output.loss))
+            own.append(float(output.loss.detach()))
         losses.append(own)
     assert losses[0][-1] < losses[0][0]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=2e-4, atol=0.0)
@@ -102,7 +107,8 @@ def test_logits_are_left_out_in_training_alone():
     tritonite.patch(model, norm=False, mlp=False, rotary=False)
     output = model(**given)
     assert output.logits is None and "logits" not in output and output["loss"] is output.loss
-    assert model(**given, return_dict=False)[:2] == (pytest.approx(float(output.loss)), None)
+    loss, logits = model(**given, return_dict=False)[:2]
+    assert float(loss.detach()) == pytest.approx(float(output.loss.detach())) and logits is None
     assert model(input_ids=given["input_ids"]).logits is not None
     assert model.eval()(**given).logits.shape == (1, 8, 64)
 
