@@ -141,7 +141,10 @@ def test_gated_mlps_are_recognised(module, formula):
 
 
 def test_exact_and_approximate_gelu_are_told_apart_in_bfloat16():
-    for activation, name in ((functional.gelu, "gelu"), (lambda x: functional.gelu(x, approximate="tanh"), "gelu_tanh")):
+    for activation, name in (
+        (functional.gelu, "gelu"),
+        (lambda x: functional.gelu(x, approximate="tanh"), "gelu_tanh"),
+    ):
         (replaced,) = tritonite.patch(on_device(Gated(activation=activation), torch.bfloat16)).replaced
         assert replaced.operator.startswith(f"fused {name} and")
 
@@ -324,7 +327,10 @@ def test_a_cross_entropy_of_deferred_logits_computes_none(function):
         (lambda logits: torch.tanh(torch.tanh(logits)), "tanh"),
         (lambda logits: logits.view(2, 5, 4, 5), "view"),
         (lambda logits: logits.to(torch.int64), "to"),
-        (lambda logits: functional.cross_entropy(logits.mT, torch.ones(2, 5, dtype=torch.int64).to(logits.device)), "mT"),
+        (
+            lambda logits: functional.cross_entropy(logits.mT, torch.ones(2, 5, dtype=torch.int64).to(logits.device)),
+            "mT",
+        ),
     ],
 )
 def test_any_other_use_of_deferred_logits_computes_them(function, reason):

@@ -105,7 +105,7 @@ def test_accelerator_with_accumulation():
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-            own.append(float(loss))
+            own.append(float(loss.detach()))
         losses.append(own)
     assert losses[0][2] < losses[0][1]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-4, atol=0.0)

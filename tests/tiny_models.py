@@ -77,9 +77,7 @@ def make(name, dtype=torch.float32, layers=LAYERS, **options):
     config_class, model_class, own = MODELS[name]
     count = {"GPT2Config": "n_layer", "T5Config": "num_layers"}.get(config_class, "num_hidden_layers")
     torch.manual_seed(3)
-    model = getattr(transformers, model_class)(
-        getattr(transformers, config_class)(**own, **{count: layers}, **options)
-    )
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**own, **{count: layers}, **options))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

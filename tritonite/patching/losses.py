@@ -60,7 +60,9 @@ class _StandIn:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        return type(vars(self)["_model"])
+        # torch.compile makes an object of this class without a model.
+        own = vars(self)
+        return type(own["_model"]) if "_model" in own else _StandIn
 
     def __getattr__(self, name: str) -> Any:
         own = vars(self)
