@@ -183,7 +183,8 @@ def test_fp8_linear_shares_the_parameters_of_a_linear():
 @pytest.mark.declines("imports alone")
 def test_nn_and_patch_are_imported_on_first_use():
     code = (
-        "import sys, tritonite; early = [n for n in sys.modules if n.startswith(('tritonite.nn', 'tritonite.patching'))];"
+        "import sys, tritonite;"
+        "early = [n for n in sys.modules if n.startswith(('tritonite.nn', 'tritonite.patching'))];"
         "assert not early, early; assert callable(tritonite.patch) and callable(tritonite.unpatch);"
         "assert tritonite.nn.RMSNorm; assert callable(tritonite.patch)"
     )

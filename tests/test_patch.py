@@ -1,4 +1,4 @@
-"""`patch` and `unpatch` on modules of no library: what is recognised, what is kept and why, and what stays as it was."""
+"""`patch` and `unpatch` on modules of no library: what is recognised, what is kept and why, and what stays unchanged."""
 
 import copy
 import io

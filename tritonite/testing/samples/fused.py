@@ -16,10 +16,6 @@ facts.TERMS |= dict.fromkeys(_PRODUCTS, terms_of_products)
 facts.ROUNDED_TERMS |= {"moe", "paged_attention", "linear_cross_entropy", "rms_norm_quantize", "swiglu_quantize"}
 facts.terms(*_NORMS_BACKWARD, "gated_rms_norm_backward")(terms_of_gradients)
 facts.terms("short_convolution", "short_convolution_backward")(terms_of_gradients)
-facts.ROUNDED_TERMS |= {"moe", "paged_attention", "rms_norm_quantize", "swiglu_quantize"}
-_BACKWARD = ("layer_norm_backward", "rms_norm_backward", "skip_layer_norm_backward", "skip_rms_norm_backward")
-facts.terms(*_BACKWARD)(terms_of_gradients)
-facts.terms("grouped_linear_backward_weight", "moe")(terms_of_products)
 facts.CANCELLING |= {
     *("cross_entropy_backward", "linear_cross_entropy", "paged_attention"),
     *("layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_NORMS_BACKWARD),
