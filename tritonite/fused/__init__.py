@@ -8,6 +8,7 @@ from tritonite.fused.gated import gelu_and_mul, silu_and_mul
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
+from tritonite.fused.sampling import sample
 from tritonite.install import library
 
 library.register(registry.declarations)
@@ -18,6 +19,7 @@ __all__ = [
     "reshape_and_cache",
     "rotary_embedding",
     "rotary_embedding_",
+    "sample",
     "silu_and_mul",
     "skip_layer_norm",
     "skip_rms_norm",
