@@ -5,6 +5,7 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 
 from tritonite import registry
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.latent import mla_decode
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
@@ -15,6 +16,7 @@ library.register(registry.declarations)
 
 __all__ = [
     "gelu_and_mul",
+    "mla_decode",
     "paged_attention",
     "reshape_and_cache",
     "rotary_embedding",
