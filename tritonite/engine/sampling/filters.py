@@ -43,16 +43,18 @@ def search(row, bounds, center, low, high, target, COUNTED: tl.constexpr, BY_DIS
 
     `low` and `high` are the least and the largest key of a token, as int64.
     """
+    BLOCK: tl.constexpr = META.block
+    SUM: tl.constexpr = tl.int32 if COUNTED else tl.float32
     while low < high:
         middle = (low + ((high - low) >> 1) + 1).to(tl.int32)
-        reached = tl.zeros((META.block,), tl.int32 if COUNTED else tl.float32)
-        above = tl.full((META.block,), LAST, tl.int32)
-        below = tl.full((META.block,), NO_KEY, tl.int32)
-        for first in range(0, row.size, META.block):
+        reached = tl.zeros((BLOCK,), SUM)
+        above = tl.full((BLOCK,), LAST, tl.int32)
+        below = tl.full((BLOCK,), NO_KEY, tl.int32)
+        for first in range(0, row.size, BLOCK):
             _, key, excess, weight = load_weights(row, bounds, first, META)
             key = _rank(key, excess, center, BY_DISTANCE)
             upper = key >= middle
-            reached += upper.to(tl.int32) if COUNTED else tl.where(upper, weight, 0.0)
+            reached += upper.to(SUM) if COUNTED else tl.where(upper, weight, 0.0)
             above = tl.minimum(above, tl.where(upper, key, LAST))
             below = tl.maximum(below, tl.where(upper, NO_KEY, key))
         enough = tl.sum(reached, 0) >= target
@@ -64,8 +66,8 @@ def search(row, bounds, center, low, high, target, COUNTED: tl.constexpr, BY_DIS
 @triton.jit
 def mass(row, bounds, META: tl.constexpr):
     """Return the sum of weights, and the sum of weights times excesses."""
-    total = tl.zeros((META.block,), tl.float32)
-    moment = tl.zeros((META.block,), tl.float32)
+    total = tl.full((META.block,), 0.0, tl.float32)
+    moment = tl.full((META.block,), 0.0, tl.float32)
     for first in range(0, row.size, META.block):
         _, _, excess, weight = load_weights(row, bounds, first, META)
         total += weight

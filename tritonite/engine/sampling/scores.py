@@ -93,7 +93,8 @@ def load_scores(row, first, META: tl.constexpr):
 @triton.jit
 def key_of(score, META: tl.constexpr):
     """Return int32 keys in the order of float32 scores."""
-    return signed_key(score.to(tl.int32, bitcast=True), META.keys)
+    KEYS: tl.constexpr = META.keys
+    return signed_key(score.to(tl.int32, bitcast=True), KEYS)
 
 
 @triton.jit

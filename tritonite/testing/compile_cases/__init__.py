@@ -20,6 +20,7 @@ for _engine in (
     "optim",
     "rows",
     "searching",
+    "serving",
     "sorting",
 ):
     importlib.import_module(f"tritonite.testing.compile_cases.{_engine}")
