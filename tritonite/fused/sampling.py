@@ -169,6 +169,7 @@ _SCHEMA = ", ".join(f"{'int' if name == 'top_k' else 'float'}? {name}, Tensor? {
     "int? position, Tensor? positions, Generator? generator) -> (Tensor, Tensor)",
     fake=_fake,
     accepts=SINGLE_FLOATS,
+    draws=True,
 )
 def sample_host(
     logits,

@@ -71,7 +71,8 @@ def mass(row, bounds, META: tl.constexpr):
     for first in range(0, row.size, META.block):
         _, _, excess, weight = load_weights(row, bounds, first, META)
         total += weight
-        moment += weight * excess
+        # An excess of -inf has weight 0.
+        moment += tl.where(weight > 0, weight * excess, 0.0)
     return tl.sum(total, 0), tl.sum(moment, 0)
 
 
