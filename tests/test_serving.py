@@ -150,7 +150,9 @@ def test_temperature_0_is_the_largest_logit(small_blocks):
     mixed = [0.0, 0.7, 0.0, 1.3]
     found = fused.sample(logits, temperature=on_device(mixed), typical_p=0.9, seeds=on_device(seeds))
     assert found[0] == logits[0].argmax() and found[2] == logits[2].argmax()
-    expected = fused.sample(logits[1::2], temperature=on_device(mixed[1::2]), typical_p=0.9, seeds=on_device(seeds[1::2]))
+    expected = fused.sample(
+        logits[1::2], temperature=on_device(mixed[1::2]), typical_p=0.9, seeds=on_device(seeds[1::2])
+    )
     assert torch.equal(found[1::2], expected)
 
 

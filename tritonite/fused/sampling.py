@@ -146,7 +146,7 @@ def _check(logits: torch.Tensor, given: Parameters, tokens: torch.Tensor | None)
 def _sampling(logits: torch.Tensor, *others: Any) -> Sampling:
     """Return the call for the operator's arguments; decline arguments that do not fit each other."""
     flat, (tokens, prompt, prompts, seed, position, positions, generator) = others[:16], others[16:]
-    given = Parameters(*flat[1::2], prompts, seed, positions)
+    given = Parameters._make([*flat[1::2], prompts, seed, positions])
     numbers = dict(zip(_NAMES, flat[::2], strict=True)) | {"prompt_length": prompt, "position": position}
     _check(logits, given, tokens)
     for name, limits in _LIMITS.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tritonite.bench.fused import layers
+from tritonite.bench.fused import layers, serving
 from tritonite.bench.fused.pair import Pair
 
-PAIRS: dict[str, Pair] = {**layers.PAIRS}
+PAIRS: dict[str, Pair] = {**layers.PAIRS, **serving.PAIRS}
 
 __all__ = ["PAIRS", "Pair"]

@@ -413,7 +413,11 @@ def launch_splits(
         values = empty((rows, cut.splits, meta.value_size), torch.float32, device)
         partial = (values, empty((rows, cut.splits, 2), torch.float32, device))
     shared: dict[str, Any] = {"partial": partial, "strides": strides, "META": meta}
-    shared |= sizes | {"splits": cut.splits, "least_keys": cut.least_keys} | (ASSERTING if meta.page or tensors.lengths is not None else {})
+    shared |= (
+        sizes
+        | {"splits": cut.splits, "least_keys": cut.least_keys}
+        | (ASSERTING if meta.page or tensors.lengths is not None else {})
+    )
     # logsumexp of packed sequences and of caches with lengths is not padded.
     batched = tensors.key_starts is None and tensors.lengths is None
     padded = tensors.logsumexp.shape[2] if tensors.logsumexp is not None and batched else 0

@@ -118,7 +118,9 @@ def attend_to_pages(work: Paged, out: torch.Tensor, logsumexp: torch.Tensor | No
     sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": room, "diagonal": 0}
     sizes |= {"window": work.window or 0, "kv_heads": kv_heads}
     launch_splits(
-        DecodeTensors(query, key, value, None, work.pages, work.lengths, work.starts, None, work.scales, out, logsumexp),
+        DecodeTensors(
+            query, key, value, None, work.pages, work.lengths, work.starts, None, work.scales, out, logsumexp
+        ),
         *(strides, sizes, cut, meta),
         blocks=blocks,
         n_pages=max(1, n_pages),

@@ -29,16 +29,16 @@ def extent(row, META: tl.constexpr):
 
 
 @triton.jit
-def _rank(key, excess, center, BY_DISTANCE: tl.constexpr):
+def _rank(key, excess, center, NEAREST: tl.constexpr):
     """Return the keys by which tokens are searched: those of scores, or of nearness to `center`."""
-    if BY_DISTANCE:
+    if NEAREST:
         nearness = -tl.abs(excess - center).to(tl.int32, bitcast=True)
         key = tl.where(key == NO_KEY, NO_KEY, nearness)
     return key
 
 
 @triton.jit
-def search(row, bounds, center, low, high, target, COUNTED: tl.constexpr, BY_DISTANCE: tl.constexpr, META: tl.constexpr):
+def search(row, bounds, center, low, high, target, COUNTED: tl.constexpr, NEAREST: tl.constexpr, META: tl.constexpr):
     """Return the largest key from which on tokens reach `target`, a count or a mass; `low` if no key does.
 
     `low` and `high` are the least and the largest key of a token, as int64.
@@ -52,7 +52,7 @@ def search(row, bounds, center, low, high, target, COUNTED: tl.constexpr, BY_DIS
         below = tl.full((BLOCK,), NO_KEY, tl.int32)
         for first in range(0, row.size, BLOCK):
             _, key, excess, weight = load_weights(row, bounds, first, META)
-            key = _rank(key, excess, center, BY_DISTANCE)
+            key = _rank(key, excess, center, NEAREST)
             upper = key >= middle
             reached += upper.to(SUM) if COUNTED else tl.where(upper, weight, 0.0)
             above = tl.minimum(above, tl.where(upper, key, LAST))
