@@ -1,7 +1,8 @@
 """Bounds of the tokens that top-k, top-p, min-p and typical sampling keep, found by bisection of ordered keys.
 
 A search looks for the largest key whose tokens, with all tokens of larger keys, reach a count or a mass. Both ends of
-the interval are keys of tokens, so that it shrinks over gaps at once.
+the interval are keys of tokens, so that it shrinks over gaps at once. The largest scores of the lanes of a block, which
+stay in registers, give a lower bound that is close where few tokens are kept: most of these lie in lanes of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tritonite.engine.sampling.scores import LAST, NO_KEY, Bounds, key_of, load_
 
 @triton.jit
 def extent(row, META: tl.constexpr):
-    """Return (largest score, its first column, least key above that of -inf)."""
+    """Return (largest score, its first column, least key above that of -inf, largest score of each lane of a block)."""
     best = tl.full((META.block,), float("-inf"), tl.float32)
     where = tl.full((META.block,), LAST, tl.int32)
     least = tl.full((META.block,), LAST, tl.int32)
@@ -25,7 +26,7 @@ def extent(row, META: tl.constexpr):
         least = tl.minimum(least, tl.where(score > float("-inf"), key_of(score, META), LAST))
     peak = tl.max(best, 0)
     column = tl.min(tl.where(best == peak, where, LAST), 0)
-    return peak, column, tl.min(least, 0)
+    return peak, column, tl.min(least, 0), best
 
 
 @triton.jit
@@ -64,6 +65,35 @@ def search(row, bounds, center, low, high, target, COUNTED: tl.constexpr, NEARES
 
 
 @triton.jit
+def _lower_bound(row, bounds, best, low, high, target, COUNTED: tl.constexpr, META: tl.constexpr):
+    """Return the largest key from which on the largest scores of lanes reach `target`; `low` if no key does."""
+    keys = key_of(best, META)
+    kept = (keys >= bounds.lowest) & (best > float("-inf"))
+    keys = tl.where(kept, keys, NO_KEY)
+    if COUNTED:
+        weights = kept.to(tl.int32)
+    else:
+        weights = tl.where(kept, tl.exp(tl.where(best == row.peak, 0.0, best - row.peak)), 0.0)
+    while low < high:
+        middle = (low + ((high - low) >> 1) + 1).to(tl.int32)
+        upper = keys >= middle
+        enough = tl.sum(tl.where(upper, weights, 0), 0) >= target
+        above = tl.min(tl.where(upper, keys, LAST), 0).to(tl.int64)
+        below = tl.max(tl.where(upper, NO_KEY, keys), 0).to(tl.int64)
+        low, high = tl.where(enough, above, low), tl.where(enough, high, tl.maximum(below, low))
+    return low
+
+
+@triton.jit
+def _keep_largest(row, bounds, best, least, target, narrows, COUNTED: tl.constexpr, META: tl.constexpr):
+    """Return the key from which on scores reach `target`, or `least` if not `narrows`; `best` are those of `extent`."""
+    low, high = least.to(tl.int64), tl.max(key_of(best, META), 0).to(tl.int64)
+    high = tl.where(narrows, high, low)
+    low = _lower_bound(row, bounds, best, low, high, target, COUNTED, META)
+    return search(row, bounds, 0.0, low, high, target, COUNTED, False, META).to(tl.int32)
+
+
+@triton.jit
 def mass(row, bounds, META: tl.constexpr):
     """Return the sum of weights, and the sum of weights times excesses."""
     total = tl.full((META.block,), 0.0, tl.float32)
@@ -77,20 +107,19 @@ def mass(row, bounds, META: tl.constexpr):
 
 
 @triton.jit
-def keep_top_k(row, bounds, least, k, META: tl.constexpr):
+def keep_top_k(row, bounds, best, least, k, META: tl.constexpr):
     """Return the key of the k-th largest score. A k of at most 0, or not below the number of tokens, keeps all."""
-    low, high = least.to(tl.int64), tl.max(key_of(tl.broadcast_to(row.peak, (1,)), META), 0).to(tl.int64)
-    high = tl.where((k > 0) & (k < row.size), high, low)
-    return search(row, bounds, 0.0, low, high, tl.minimum(k, LAST).to(tl.int32), True, False, META).to(tl.int32)
+    narrows = (k > 0) & (k < row.size)
+    return _keep_largest(row, bounds, best, least, tl.minimum(k, LAST).to(tl.int32), narrows, True, META)
 
 
 @triton.jit
-def keep_top_p(row, bounds, least, p, META: tl.constexpr):
+def keep_top_p(row, bounds, best, least, p, META: tl.constexpr):
     """Return the largest key from which on probabilities sum to at least `p`; 1 and more keeps all."""
     total, _ = mass(row, bounds, META)
-    low, high = least.to(tl.int64), tl.max(key_of(tl.broadcast_to(row.peak, (1,)), META), 0).to(tl.int64)
-    high = tl.where(p < 1, high, low)
-    return search(row, bounds, 0.0, low, high, p * total, False, False, META).to(tl.int32)
+    # A row without steps has no mass, and nothing to search.
+    narrows = (p < 1) & (row.size > 0)
+    return _keep_largest(row, bounds, best, least, p * total, narrows, False, META)
 
 
 @triton.jit
@@ -109,7 +138,7 @@ def keep_typical(row, bounds, p, META: tl.constexpr):
         nearest = tl.maximum(nearest, key)
         farthest = tl.minimum(farthest, tl.where(kept, key, LAST))
     low, high = tl.min(farthest, 0).to(tl.int64), tl.max(nearest, 0).to(tl.int64)
-    high = tl.where(p < 1, high, low)
+    high = tl.where((p < 1) & (row.size > 0), high, low)
     key = search(row, bounds, center, low, high, p * total, False, True, META).to(tl.int32)
     distance = (-key).to(tl.float32, bitcast=True)
     return center, tl.where(p < 1, distance, float("inf"))

@@ -173,18 +173,18 @@ def sample_tokens(
         row = Row(scores, 1, vocabulary, divisor, 0.0)
     else:
         row = Row(logits, step, vocabulary, divisor, 0.0)
-    peak, best, least = extent(row, META)
+    peak, first, least, best = extent(row, META)
     exists = peak > float("-inf")
     # The loops of a row that needs no random number have no steps.
     row = Row(row.scores, row.step, tl.where(greedy | (exists == 0), 0, vocabulary), divisor, peak)
     bounds = unbounded()
     lowest, share, center, distance = bounds.lowest, bounds.share, bounds.center, bounds.distance
     if META.top_k:
-        lowest = keep_top_k(row, bounds, least, _int_of(given.top_k, steps.top_k, top_k, own), META)
+        lowest = keep_top_k(row, bounds, best, least, _int_of(given.top_k, steps.top_k, top_k, own), META)
         bounds = Bounds(lowest, share, center, distance)
         least = lowest
     if META.top_p:
-        lowest = keep_top_p(row, bounds, least, _float_of(given.top_p, steps.top_p, top_p, own), META)
+        lowest = keep_top_p(row, bounds, best, least, _float_of(given.top_p, steps.top_p, top_p, own), META)
         bounds = Bounds(lowest, share, center, distance)
     if META.min_p:
         share = tl.minimum(_float_of(given.min_p, steps.min_p, min_p, own), 1.0)
@@ -200,7 +200,7 @@ def sample_tokens(
         counter, thread = _int_of(given.position, steps.position, position, own), own * 0
     drawn, _ = wide_uniform(seed, counter, tl.broadcast_to(thread, (1,)))
     column, log_prob = _search_cumulative_sum(row, bounds, tl.sum(drawn, 0), META)
-    column = tl.where(greedy, best, column)
+    column = tl.where(greedy, first, column)
     log_prob = tl.where(greedy, 0.0, log_prob)
     tl.store(tensors.token + own, tl.where(exists, column, -1).to(tl.int64))
     tl.store(tensors.log_prob + own, tl.where(exists, log_prob, float("nan")))
