@@ -1,4 +1,4 @@
-"""`patch` and `unpatch` on modules of no library: what is recognised, what is kept and why, and what stays unchanged."""
+"""`patch` and `unpatch` on modules of no library: what is recognised, what is kept and why, and what stays."""
 
 import copy
 import io

@@ -13,6 +13,7 @@ from tritonite.fused.gated_norm import gated_rms_norm
 from tritonite.fused.grouped import grouped_linear
 from tritonite.fused.grpo import GrpoMetrics, linear_grpo
 from tritonite.fused.int4 import dequantize_int4, linear_int4, pack_int4
+from tritonite.fused.latent import mla_decode
 from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 from tritonite.fused.linear_distillation import linear_jsd
 from tritonite.fused.moe import moe, moe_align, moe_experts, permute, unpermute
@@ -31,6 +32,7 @@ from tritonite.fused.quantize import quantize, rms_norm_quantize, swiglu_quantiz
 from tritonite.fused.quantized import linear_fp8, linear_fp8_blocks, linear_int8
 from tritonite.fused.rotary import multimodal_rotary_embedding, rotary_embedding, rotary_embedding_
 from tritonite.fused.router import load_balancing_loss, route, router_z_loss, topk_softmax
+from tritonite.fused.sampling import sample
 from tritonite.fused.short_convolution import short_convolution, short_convolution_update
 from tritonite.fused.token_log_probabilities import LinearHead
 from tritonite.install import library
@@ -68,6 +70,7 @@ __all__ = [
     "linear_orpo",
     "linear_simpo",
     "load_balancing_loss",
+    "mla_decode",
     "moe",
     "moe_align",
     "moe_experts",
@@ -87,6 +90,7 @@ __all__ = [
     "rotary_embedding_",
     "route",
     "router_z_loss",
+    "sample",
     "short_convolution",
     "short_convolution_update",
     "silu_and_mul",

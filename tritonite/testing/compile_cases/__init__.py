@@ -26,6 +26,7 @@ for _engine in (
     "quantized",
     "rows",
     "searching",
+    "serving",
     "sorting",
 ):
     importlib.import_module(f"tritonite.testing.compile_cases.{_engine}")
