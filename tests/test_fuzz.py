@@ -121,9 +121,9 @@ def test_lists_of_indices_have_none_anywhere(overload):
     assert any(x and x[0] is None for x in lists) and any(x and x[0] is not None for x in lists)
 
 
-def test_an_answer_where_aten_lacks_the_dtype_is_judged_by_float64():
-    call, expected, actual = outcomes("sqrt", {"self": x().abs()}, lambda call, result: result)
-    refused = expected._replace(result=NotImplementedError("\"sqrt_cuda\" not implemented for 'Float'"))
+def test_an_answer_where_aten_lacks_the_dtype_is_judged_by_float32():
+    call, expected, actual = outcomes("sqrt", {"self": x().abs().bfloat16()}, lambda call, result: result)
+    refused = expected._replace(result=NotImplementedError("\"sqrt_cuda\" not implemented for 'BFloat16'"))
     assert difference(call, refused, actual, True) is None
     assert difference(call, refused, actual._replace(result=actual.result + 1), True)[0] == "answers"
     assert difference(call, expected._replace(result=RuntimeError("refused")), actual, True)[0] == "answers"

@@ -251,7 +251,8 @@ def llama(batch: int = 4, tokens: int = 2048, layers: int = 16) -> dict[str, dic
     found = {}
     for name in ("eager", "liger", "tritonite")[:: 1 if LIGER else 2]:
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+        with torch.device("cuda"):
+            model = LlamaForCausalLM(config).to(torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         if name == "liger":
             from liger_kernel.transformers import apply_liger_kernel_to_llama

@@ -142,6 +142,8 @@ def _destinations(like, strides, outs):
     if len(given) != len(like):
         raise Decline(f"{len(given)} outputs for {len(like)} tensors")
     for x, out in zip(like, given, strict=True):
+        if out.device != x.device:
+            raise Decline(f"an output on {out.device} for a tensor on {x.device}")
         if out.dtype is not x.dtype or out.shape != x.shape:
             raise Decline(
                 f"output has shape {tuple(out.shape)} and dtype {out.dtype}, the result {tuple(x.shape)} and {x.dtype}"
