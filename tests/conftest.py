@@ -30,7 +30,7 @@ from tritonite.engine.segmented import SEGMENTED
 from tritonite.engine.sorting.table import SORTING
 from tritonite.runtime import contract, native
 from tritonite.runtime.stats import totals
-from tritonite.install import override
+from tritonite.install import library, override
 
 # Whether all cases run, as on a GPU. By default some run, because the interpreter takes seconds for a case.
 FULL = os.environ.get("TRITONITE_TEST_FULL") == "1"
@@ -110,6 +110,10 @@ def forget_plans():
     if override._native is not None:
         for name in tritonite.overloads():
             override._native.clear(name)
+        for name in library.registered():
+            # Operators outside ATen may have been registered before there was a dispatcher, and without it.
+            with contextlib.suppress(IndexError):
+                override._native.clear(name)
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,6 @@ def test_a_chunk_of_usual_length(normalize):
     agree(ours(FUNCTIONS[0], normalize), theirs(normalize), operands, terms=16, grad_terms=1024)
 
 
-@pytest.mark.smoke
 @every_second(("sizes", "dtype"), SIZES, DTYPES)
 def test_recurrence(sizes, dtype):
     operands = operands_of(sizes, dtype, grad=False)
@@ -155,6 +154,7 @@ def test_operands_of_any_stride(function, short_chunks):
     agree(ours(function, True), theirs(True), operands, terms=16, grad_terms=256)
 
 
+@pytest.mark.smoke
 def test_leading_dimensions():
     operands = operands_of((6, 5, 1, 2, 4, 4))
     for function in FUNCTIONS:

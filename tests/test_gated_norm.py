@@ -20,7 +20,6 @@ def gated(x, gate, weight=None, eps=1e-6):
     return functional.rms_norm(x, x.shape[-1:], weight, eps) * functional.silu(gate)
 
 
-@pytest.mark.smoke
 @every_second(("width", "dtype"), [1, 3, 64, 1000, 4097], DTYPES)
 def test_values_and_gradients(width, dtype):
     x, gate = (normal(2, 3, width, dtype=dtype, grad=True) for _ in range(2))
@@ -35,10 +34,12 @@ def test_rows_in_chunks_and_split_rows(width, tiny_blocks):
     agree(fused.gated_rms_norm, gated, operands, terms=16, grad_terms=256)
 
 
+@pytest.mark.smoke
 def test_one_row():
     agree(fused.gated_rms_norm, gated, [normal(24, grad=True) for _ in range(3)], terms=16, grad_terms=256)
 
 
+@pytest.mark.smoke
 def test_weights_may_be_float32_and_frozen():
     x, gate = normal(4, 64, dtype=torch.bfloat16, grad=True), normal(4, 64, dtype=torch.bfloat16)
     agree(fused.gated_rms_norm, gated, [x, gate, normal(64, grad=True)], terms=16, grad_terms=64)

@@ -198,6 +198,17 @@ def test_gradients_may_be_added_up_in_the_weights_dtype():
         torch.testing.assert_close(own, wide, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_only_a_chunk_of_logits_is_in_memory(reduction, monkeypatch):
+    made = []
+    make = head.buffer_for_logits
+    monkeypatch.setattr(head, "buffer_for_logits", lambda *args: made.append(args[:2]) or make(*args))
+    x, weight, bias = operands(10)
+    loss = fused.linear_cross_entropy(x, weight, targets(10, classes=21), bias, reduction=reduction, chunk_tokens=3)
+    loss.sum().backward()
+    assert made == [(3, 21)] * (1 if reduction == "mean" else 2)
+
+
 def test_chunks_have_a_share_of_many_tokens():
     own = table.CROSS_ENTROPY["none"]
     assert [head.tokens_of_a_chunk(n) for n in (0, 1, 100, own.chunk_tokens + 1)] == [1, 1, 100, own.chunk_tokens]

@@ -32,7 +32,6 @@ def small_blocks(request, monkeypatch):
     monkeypatch.setattr(meta, "TABLE", dict.fromkeys(meta.TABLE, small))
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("activation", [None, "silu"])
@@ -75,12 +74,14 @@ def test_operands_of_any_stride():
     close(fused.short_convolution(x, weight, bias, "silu", state), expected, 16)
 
 
+@pytest.mark.smoke
 def test_leading_dimensions():
     operands = [normal(2, 3, 4, 9, grad=True), normal(4, 4, grad=True)]
     agree(*of("silu"), operands, terms=16, grad_terms=256)
     agree(*of(None), [normal(4, 9, grad=True), operands[1]], terms=16, grad_terms=256)
 
 
+@pytest.mark.smoke
 def test_parameters_may_be_float32():
     x, weight, bias = normal(2, 4, 9, dtype=torch.bfloat16, grad=True), normal(4, 4, grad=True), normal(4, grad=True)
     agree(*of("silu"), [x, weight, bias], terms=16, grad_terms=256)
@@ -105,7 +106,6 @@ def test_transformers_function():
     torch.testing.assert_close(ours, causal_conv1d_fn(x, weight, bias, "silu"), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [3, 4, 9])
 @pytest.mark.parametrize("activation", [None, "silu"])

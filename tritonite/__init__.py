@@ -32,13 +32,16 @@ __all__ = [
     "explain",
     "fused",
     "libentry",
+    "nn",
     "ops",
     "optim",
     "overloads",
+    "patch",
     "pointwise_dynamic",
     "report",
     "reset_stats",
     "stats",
+    "unpatch",
     "use_gems",
 ]
 
@@ -50,6 +53,8 @@ def overloads() -> dict[str, Op]:
 
 def __getattr__(name: str) -> _Any:
     # Importing `fused` registers its operators, and `optim` imports torch.optim, which takes time; do so on first use.
-    if name in ("fused", "optim"):
+    if name in ("fused", "nn", "optim"):
         return _importlib.import_module(f"tritonite.{name}")
+    if name in ("patch", "unpatch"):
+        return getattr(_importlib.import_module("tritonite.patching"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -463,7 +463,7 @@ def _fused_cases(quick: bool, measures: Sequence[str], ops: Sequence[str] | None
     """Yield the cases of fused operators and ATen's compositions."""
     interpreted = tritonite.backend.interpreted
     for (name, pair), dtype in itertools.product(PAIRS.items(), DTYPES):
-        for measure in measures if matches(ops, name) else ():
+        for measure in measures if matches(ops, name) and dtype in (pair.dtypes or DTYPES) else ():
             shapes, small, tiny = pair.shapes or (FUSED, SMALL, None)
             of_host = (small,) if not interpreted else ()
             of_device = shapes[:: 2 if quick else 1]

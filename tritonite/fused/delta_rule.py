@@ -42,8 +42,8 @@ def chunk_gated_delta_rule(
 
         S = exp(g) S;   S = S + k (beta (v - S^T k))^T;   out = scale S^T q
 
-    Products of chunks are in query's dtype with float32 sums; states are summed in float32. The backward pass computes
-    the states anew and keeps no more than the operands. A value head i has the query and the key of head
+    Products of chunks are in query's dtype with float32 sums, and states are summed in float32. The backward pass
+    recomputes the states; only the operands are saved for it. A value head i has the query and the key of head
     i // (heads / key heads).
 
     Args:

@@ -155,7 +155,7 @@ def _check_scales(
             check_device(name, each, first, own)
 
 
-def _check_index(name: str, tensor: torch.Tensor, dim: int, shape: str, own: torch.Tensor, first: str) -> None:
+def check_index(name: str, tensor: torch.Tensor, dim: int, shape: str, own: torch.Tensor, first: str) -> None:
     if tensor.dtype is not torch.int32:
         raise Decline(f"{name} is {tensor.dtype}: it must be torch.int32")
     if tensor.dim() != dim:
@@ -184,11 +184,11 @@ def _check(
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise Decline(f"the head dimension of {name} is not contiguous: make it contiguous")
-    _check_index("block_table", block_table, 2, "(sequences, blocks)", query, "query")
-    _check_index("lengths", lengths, 1, "(sequences,)", query, "query")
+    check_index("block_table", block_table, 2, "(sequences, blocks)", query, "query")
+    check_index("lengths", lengths, 1, "(sequences,)", query, "query")
     check_shape("lengths", lengths, (sequences,), "one for each row of block_table")
     if cu_seqlens is not None:
-        _check_index("cu_seqlens", cu_seqlens, 1, "(sequences + 1,)", query, "query")
+        check_index("cu_seqlens", cu_seqlens, 1, "(sequences + 1,)", query, "query")
         check_shape("cu_seqlens", cu_seqlens, (sequences + 1,), "one more than rows of block_table")
     elif query.shape[0] != sequences:
         raise Decline(

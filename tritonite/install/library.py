@@ -52,7 +52,8 @@ def _register(declaration: Declaration) -> Op:
     namespace, _, own = name.partition("::")
     library = _library(namespace)
     assert formulas is not None
-    library.define(formulas.schema, tags=(torch.Tag.pt2_compliant_tag,))
+    drawing = (torch.Tag.nondeterministic_seeded,) if formulas.draws else ()
+    library.define(formulas.schema, tags=(torch.Tag.pt2_compliant_tag, *drawing))
     op = registry.library_op(declaration)
     torch.library.register_fake(name, _refusing(name, formulas.fake), lib=library)
     if op.written:

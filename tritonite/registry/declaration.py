@@ -36,6 +36,7 @@ class LibraryFormulas:
         leading: arguments that may have more dimensions in front, which the results then also have. `torch.vmap` uses
             them to batch a call.
         broadcast: leading arguments broadcast, so that one with fewer dimensions needs none in front.
+        draws: the operator draws random numbers. torch.compile then keeps the order of its calls.
     """
 
     schema: str
@@ -44,6 +45,7 @@ class LibraryFormulas:
     gradient: Callable[..., Any] | None = None
     leading: tuple[str, ...] = ()
     broadcast: bool = False
+    draws: bool = False
 
 
 @dataclass(frozen=True)

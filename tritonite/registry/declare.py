@@ -356,6 +356,7 @@ def library_operator(
     gradient: Callable[..., Any] | None = None,
     leading: tuple[str, ...] = (),
     pin: tuple[str, ...] = (),
+    draws: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as an operator outside ATen, `torch.ops.tritonite.<name>`.
 
@@ -371,6 +372,7 @@ def library_operator(
         gradient: `backward(ctx, *grads)` of torch.library.register_autograd, which calls operators only.
         leading: tensors that may have more dimensions in front, which all results then also have.
         pin: as in `operator`.
+        draws: the function draws random numbers. torch.compile then keeps the order of its calls.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -384,7 +386,7 @@ def library_operator(
                 promotion="own",
                 method=_first_line(function),
                 pinned=frozenset(pin),
-                library=LibraryFormulas(schema, fake, save, gradient, leading),
+                library=LibraryFormulas(schema, fake, save, gradient, leading, draws=draws),
                 **_arguments(function),
             )
         )

@@ -21,9 +21,11 @@ class Pair:
         fused: the fused operator.
         operands: makes the tensors, from a function of shapes and the case's shape.
         shapes: (device shapes, host shape, interpreter shape) in place of the family's; None for those.
+        dtypes: dtypes of cases in place of the benchmark's; None for those.
     """
 
     composition: Callable[..., Any]
     fused: Callable[..., Any]
     operands: Callable[[Make, Shape], Sequence[torch.Tensor]]
     shapes: tuple[tuple[Shape, ...], Shape, Shape] | None = None
+    dtypes: tuple[torch.dtype, ...] | None = None

@@ -76,8 +76,18 @@ def _attend_block(
         mask = mask & (columns[None, :] > (rows + visible.diagonal - visible.window)[:, None])
     there = mask & (rows >= 0)[:, None]
     bias_tile = load_bias(bias, bias_strides, rows[:, None], columns[None, :], None, there, False)
-    k = load_cached_rows(key, key_offsets(page, start, key_strides, META), exists, META.head_size, META.block_d, MASKED)
-    scores = tl.dot(q, tl.trans(to_query_dtype(k, q.dtype)), input_precision=PRECISION) * factor
+    key_at = key_offsets(page, start, key_strides, META)
+    if META.shared:
+        v = load_cached_rows(value, key_at, exists, META.value_size, META.block_v, MASKED)
+        scores = tl.dot(q, tl.trans(v), input_precision=PRECISION)
+        if META.head_size > META.value_size:
+            REST: tl.constexpr = META.head_size - META.value_size
+            k = load_cached_rows(key, key_at + META.value_size, exists, REST, META.block_d, MASKED)
+            scores = tl.dot(inputs.query_rest, tl.trans(k), scores, input_precision=PRECISION)
+    else:
+        k = load_cached_rows(key, key_at, exists, META.head_size, META.block_d, MASKED)
+        scores = tl.dot(q, tl.trans(to_query_dtype(k, q.dtype)), input_precision=PRECISION)
+    scores = scores * factor
     if META.capped:
         scores = cap * (1 - 2 / (tl.exp2(scores) + 1))
     if MASKED or bias is not None:
@@ -89,10 +99,10 @@ def _attend_block(
     p = exponentials(scores, base[:, None], False, META.nats)
     rescale = exponentials(m_i, base, False, META.nats)
     l_i = l_i * rescale + tl.sum(p, 1)
-    v = load_cached_rows(
-        value, key_offsets(page, start, value_strides, META), exists, META.value_size, META.block_v, MASKED
-    )
-    v = to_query_dtype(v, q.dtype)
+    if not META.shared:
+        value_at = key_offsets(page, start, value_strides, META)
+        v = load_cached_rows(value, value_at, exists, META.value_size, META.block_v, MASKED)
+        v = to_query_dtype(v, q.dtype)
     acc = tl.dot(p.to(q.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
     return acc, new_max, l_i
 
@@ -143,6 +153,13 @@ def _pad_logsumexp(logsumexp, batch, head, strides, count, padded, chosen, META:
     for i in range(META.ratio):
         pointers = logsumexp + batch * strides.batch + (head + i) * strides.head + rows * strides.row
         tl.store(pointers, tl.full((32,), float("inf"), tl.float32), mask=(rows < padded) & chosen)
+
+
+@triton.jit
+def _load_query(rows, there, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Load SIZE elements of queries, whose rows `there` marks, as a tile of BLOCK columns."""
+    columns = tl.arange(0, BLOCK)
+    return tl.load(rows + columns[None, :], mask=there[:, None] & (columns < SIZE)[None, :], other=0.0)
 
 
 @libentry()
@@ -211,9 +228,14 @@ def attend_to_splits(
     token = rows.to(tl.int64)
     if tensors.starts is not None:
         token += own.first
-    query_columns = tl.arange(0, META.block_d)
-    query = tensors.query + row_offsets(strides.query, batch, heads, token)[:, None] + query_columns[None, :]
-    q = tl.load(query, mask=there[:, None] & (query_columns < META.head_size)[None, :], other=0.0)
+    query = tensors.query + row_offsets(strides.query, batch, heads, token)[:, None]
+    query_rest = None
+    if META.shared:
+        q = _load_query(query, there, META.value_size, META.block_v)
+        if META.head_size > META.value_size:
+            query_rest = _load_query(query + META.value_size, there, META.head_size - META.value_size, META.block_d)
+    else:
+        q = _load_query(query, there, META.head_size, META.block_d)
     key = tensors.key + head * strides.key.head
     value = tensors.value + head * strides.value.head
     pages = tensors.pages
@@ -246,7 +268,7 @@ def attend_to_splits(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     rows = tl.where(there, rows, -1)
-    inputs = DecodeTensors(q, key, value, bias, pages)
+    inputs = DecodeTensors(q, key, value, bias, pages, query_rest=query_rest)
     if META.unmasked:
         # All rows see the keys between these, which the window and the diagonal leave.
         from_, to = begin, stop
@@ -391,9 +413,14 @@ def launch_splits(
         values = empty((rows, cut.splits, meta.value_size), torch.float32, device)
         partial = (values, empty((rows, cut.splits, 2), torch.float32, device))
     shared: dict[str, Any] = {"partial": partial, "strides": strides, "META": meta}
-    shared |= sizes | {"splits": cut.splits, "least_keys": cut.least_keys} | (ASSERTING if meta.page else {})
-    # Packed logsumexp is not padded.
-    padded = 0 if tensors.logsumexp is None or tensors.key_starts is not None else tensors.logsumexp.shape[2]
+    shared |= (
+        sizes
+        | {"splits": cut.splits, "least_keys": cut.least_keys}
+        | (ASSERTING if meta.page or tensors.lengths is not None else {})
+    )
+    # logsumexp of packed sequences and of caches with lengths is not padded.
+    batched = tensors.key_starts is None and tensors.lengths is None
+    padded = tensors.logsumexp.shape[2] if tensors.logsumexp is not None and batched else 0
     attend_to_splits[(cut.blocks * cut.splits * kv_heads,)](
         tensors, padded=padded, **shared, **others, **cut.tile.options, **compiler_options(meta.natural)
     )

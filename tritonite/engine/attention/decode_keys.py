@@ -25,6 +25,7 @@ class DecodeMeta(AttentionMeta):
     split: keys have several splits, whose partial results are stored for combine_splits.
     dependent: combine_splits is a dependent launch, whose programs start before those that they wait for have ended.
     unmasked: blocks of keys that all queries see have a loop without masks.
+    shared: a value is the first elements of its key, so that one tile serves both. `block_d` holds the others.
     """
 
     page: int = 0
@@ -33,6 +34,7 @@ class DecodeMeta(AttentionMeta):
     split: bool = False
     dependent: bool = False
     unmasked: bool = False
+    shared: bool = False
 
     @property
     def run(self) -> int:
@@ -53,6 +55,7 @@ class Lengths(NamedTuple):
 class DecodeTensors(NamedTuple):
     """Tensors of a decoding kernel; None for those that a call does not have.
 
+    query_rest: the tile of a query's elements behind those of a value, where keys and values are shared.
     key, value: tensors, or caches whose pages the block table `pages` lists.
     lengths: keys of each sequence.
     starts, key_starts: first tokens and first keys of packed sequences, and the end of the last.
@@ -70,6 +73,7 @@ class DecodeTensors(NamedTuple):
     scales: Any = None
     out: Any = None
     logsumexp: Any = None
+    query_rest: Any = None
 
 
 class Sequence(NamedTuple):

@@ -33,18 +33,19 @@ class Paged(NamedTuple):
     """Attention of the last tokens of sequences over paged caches; the last token of a sequence sees all of its keys.
 
     query: (tokens, heads, elements).
-    key, value: caches.
-    pages: the block table, (sequences, pages).
+    key, value: caches; their pages are sequences without a block table.
+    pages: the block table, (sequences, pages), or None.
     lengths: keys of each sequence.
     starts: the first token of each sequence and the end of the last, or None where each has one token.
     scales: factors of keys and of values, per head or for all, or None.
     softcap, window: soft cap of scores, and keys that a query sees; None for no cap and for all keys.
+    shared: a value is the first elements of its key, and both caches begin at one address.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    pages: torch.Tensor
+    pages: torch.Tensor | None
     lengths: torch.Tensor
     starts: torch.Tensor | None
     scales: tuple[torch.Tensor, torch.Tensor] | None
@@ -52,20 +53,27 @@ class Paged(NamedTuple):
     softcap: float | None
     window: int | None
     precision: str
+    shared: bool = False
 
 
-def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
-    """Write attention to `out`, (tokens, heads, value size); tokens behind the last sequence get 0."""
+def attend_to_pages(work: Paged, out: torch.Tensor, logsumexp: torch.Tensor | None = None) -> None:
+    """Write attention to `out`, (tokens, heads, value size); tokens behind the last sequence get 0.
+
+    `logsumexp` is (tokens, heads) or None, and gets -inf for tokens without keys.
+    """
     query, key, value = work.query, work.key, work.value
     (tokens, heads, head), (n_pages, page, kv_heads, size) = query.shape, value.shape
-    sequences, most_pages = work.pages.shape
+    sequences, most_pages = (n_pages, 1) if work.pages is None else work.pages.shape
     if not tokens * heads:
         return
     ratio, ragged = heads // kv_heads, work.starts is not None
     # The host knows only the number of all tokens, so a tile has room for the mean of a sequence.
     rows = -(-tokens // max(1, sequences)) * ratio if ragged else ratio
     rows = table.SMALLEST_TILE if settings().invariant else rows
-    tile = table.decoding(key.dtype.itemsize, power_of_2(max(head, size)), rows, query.device)
+    if work.shared:
+        tile = table.latent_decoding(key.dtype.itemsize, rows, query.device)
+    else:
+        tile = table.decoding(key.dtype.itemsize, power_of_2(max(head, size)), rows, query.device)
     blocks = most_blocks(tokens * ratio, sequences, tile) if ragged else -(-ratio // tile.BLOCK_M)
     cut = Cut.choose(tile, blocks if ragged else blocks * sequences, kv_heads, page * most_pages, query.device)
     wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (key, value))
@@ -77,11 +85,13 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         ratio=ratio,
         head_size=head,
         value_size=size,
-        block_d=max(16, power_of_2(head)),
+        block_d=max(16, power_of_2(head - size if work.shared else head)),
         block_v=max(16, power_of_2(size)),
         block_m=tile.BLOCK_M,
         block_n=tile.BLOCK_N,
-        page=page,
+        empty="-inf",
+        page=0 if work.pages is None else page,
+        shared=work.shared,
         windowed=work.window is not None,
         capped=work.softcap is not None,
         unmasked=tile.BLOCK_M >= table.UNMASKED_ROWS,
@@ -90,13 +100,17 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         HeadStrides(cache.stride(0), cache.stride(2), cache.stride(1)) for cache in (key, value)
     ]
     # With starts a token is counted from the first of all; otherwise it is the batch.
-    query_strides, out_strides = [
-        HeadStrides(0, own.stride(1), own.stride(0)) if ragged else HeadStrides(own.stride(0), own.stride(1), 0)
-        for own in (query, out)
+    query_strides, out_strides, logsumexp_strides = [
+        HeadStrides(0, 0, 0)
+        if own is None
+        else HeadStrides(0, own.stride(1), own.stride(0))
+        if ragged
+        else HeadStrides(own.stride(0), own.stride(1), 0)
+        for own in (query, out, logsumexp)
     ]
     strides = ForwardStrides(
-        *(query_strides, key_strides, value_strides, out_strides, HeadStrides(0, 0, 0, 0), HeadStrides(0, 0, 0)),
-        pages=work.pages.stride(0),
+        *(query_strides, key_strides, value_strides, out_strides, HeadStrides(0, 0, 0, 0), logsumexp_strides),
+        pages=0 if work.pages is None else work.pages.stride(0),
         scales=_scale_strides(work.scales),
     )
     # A cache without pages has no room for a key.
@@ -104,7 +118,9 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": room, "diagonal": 0}
     sizes |= {"window": work.window or 0, "kv_heads": kv_heads}
     launch_splits(
-        DecodeTensors(query, key, value, None, work.pages, work.lengths, work.starts, None, work.scales, out),
+        DecodeTensors(
+            query, key, value, None, work.pages, work.lengths, work.starts, None, work.scales, out, logsumexp
+        ),
         *(strides, sizes, cut, meta),
         blocks=blocks,
         n_pages=max(1, n_pages),

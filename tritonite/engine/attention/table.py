@@ -344,6 +344,24 @@ def decoding(itemsize: int, head: int, rows: int, device: torch.device) -> Tile:
     return Tile(queries, keys, 8 if queries == 128 else 4, min(stages, 3) if queries >= UNMASKED_ROWS else stages)
 
 
+def latent_decoding(itemsize: int, rows: int, device: torch.device) -> Tile:
+    """Return the decoding tile for `rows` rows over latents of up to 512 elements, which are keys and values at once.
+
+    A block of latents is read once. Its accumulator takes most registers, so that more rows share several programs.
+    """
+    kind, shared_memory = devices.current.kind, devices.shared_memory(device)
+    if kind == "interpreter":
+        return Tile(max(SMALLEST_TILE, 1 << max(0, min(rows, 64) - 1).bit_length()), 128)
+    if kind == "amd":
+        return Tile(SMALLEST_TILE, 16, 4, 1)
+    if itemsize == 4:
+        return Tile(SMALLEST_TILE, 16, 8, 2 if shared_memory >= 2**17 else 1)
+    if shared_memory < 2**17:
+        return Tile(SMALLEST_TILE, 32, 4, 2)
+    queries = next(queries for queries in (SMALLEST_TILE, 32, 64) if rows <= queries or queries == 64)
+    return Tile(queries, 32, 8 if queries == 64 else 4, 3 if shared_memory >= _LARGE or queries < 64 else 2)
+
+
 @functools.lru_cache(maxsize=1024)
 def keys_of_split(programs: int, keys: int, block: int, multiprocessors: int) -> int:
     """Return the keys of a split, a multiple of `block`, for `programs` programs that would take all keys.

@@ -1,13 +1,13 @@
 """Gradients of the gated delta rule: the pass back over chunks, and the gradients of every chunk in parallel.
 
-Names are those of `prepare` and `forward`; a prefix by_ is the gradient of what follows. Corrections d solve
+`prepare` and `forward` define the names; by_x is the gradient by x. Corrections d solve
 (I + A) d = r with r = beta v - beta exp(G) k h. So by_r = (I + A)^-T by_d, and by_A = -by_r d^T below the diagonal.
 With h' the next state:
 
     by_d = P^T by_o + exp(G[C] - G) k by_h'
     by_h = exp(G[C]) by_h' + (scale exp(G) q)^T by_o - (beta exp(G) k)^T by_r
 
-The pass back over chunks computes by_r and by_h. Everything else follows from them in each chunk.
+The pass back over chunks computes by_r and by_h. All other gradients follow from by_r and by_h in each chunk.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def pass_back_over_chunks(
     """Pass back over the chunks of a head for BLOCK_V value columns.
 
     Write by_r and the gradient by the state behind every chunk, and the gradient by the initial state unless
-    `by_initial` is None. `by_final` is the gradient by the state behind the last token, None for 0; `grad` is by_o.
+    `by_initial` is None. `by_final` is the gradient by the state behind the last token, or None for zeros; `grad` is
+    by_o.
     """
     wait_for_previous_launch()
     BLOCK_K: tl.constexpr = META.block_k
@@ -194,28 +195,28 @@ def _gradients_of_head(
         store_rows(by_value, sizes.heads * sizes.value, token, tokens, column, sizes.value, rate[:, None] * wide)
         by_rate += tl.sum(wide * v.to(tl.float32), 1)
         kept += tl.sum(state.to(tl.float32) * by_state.to(tl.float32), 1)
-        # Of scale exp(G) q h.
+        # Gradients through scale exp(G) q h.
         own = product(by_out, tl.trans(state), PRECISION) * (factor * grown)[:, None]
         by_q += own
         by_total += tl.sum(wide_q * own, 1)
-        # Of -beta exp(G) k h.
+        # Gradients through -beta exp(G) k h.
         own = product(by_rest, tl.trans(state), PRECISION) * -grown[:, None]
         by_k += rate[:, None] * own
         along = tl.sum(wide_k * own, 1)
         by_rate += along
         by_total += rate * along
-        # Of exp(G[C] - G) k d.
+        # Gradients through exp(G[C] - G) k d.
         own = product(correction, tl.trans(by_state), PRECISION) * faded[:, None]
         by_k += own
         by_last += tl.sum(wide_k * own, 1)
     local = tl.arange(0, CHUNK)
     decay = decays_between(total)
-    # Of the scores, scale q k^T D.
+    # Gradients through the scores, scale q k^T D.
     by_scores *= decay * factor
     weighted = by_scores * product(q, tl.trans(k), PRECISION)
     by_q += product(by_scores.to(k.dtype), k, PRECISION)
     by_k += product(tl.trans(by_scores.to(k.dtype)), q, PRECISION)
-    # Of the system, beta k k^T D below the diagonal.
+    # Gradients through the system, beta k k^T D below the diagonal.
     by_system = tl.where(local[:, None] > local[None, :], by_system * decay, 0.0)
     products = product(k, tl.trans(k), PRECISION)
     by_rate += tl.sum(by_system * products, 1)

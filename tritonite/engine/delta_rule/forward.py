@@ -48,8 +48,8 @@ def pass_over_chunks(
 ):
     """Pass over the chunks of a head for BLOCK_V value columns.
 
-    Write what is not None: the outputs, the state behind the last token (`final`), the state before every chunk
-    (`states`), and the corrections, whose rows are contiguous over (heads of the batch, tokens).
+    Write the results that are not None: the outputs, the state behind the last token (`final`), the state before every
+    chunk (`states`), and the corrections, whose rows are contiguous over (heads of the batch, tokens).
     """
     wait_for_previous_launch()
     BLOCK_K: tl.constexpr = META.block_k

@@ -53,10 +53,10 @@ def without_terms(epilogue: Epilogue, out: torch.Tensor, dtype: torch.dtype) -> 
     )
 
 
-def run_with_fewer_stages(work: Work, config: Config, launch: Callable[[Work, Config], None] | None = None) -> None:
+def run_with_fewer_stages(work: Any, config: Config, launch: Callable[[Any, Config], None] | None = None) -> None:
     """Launch `work`, with one stage less each time the compiler needs more shared memory than estimated.
 
-    `launch` is `run` unless given.
+    `launch` is `run` unless given, and then `work` is a `Work`.
     """
     least = 2 if config.warp_specialize else 1
     while True:
@@ -70,12 +70,17 @@ def run_with_fewer_stages(work: Work, config: Config, launch: Callable[[Work, Co
             return
 
 
-def run(work: Work, config: Config) -> None:
-    """Launch the product, and with split-K the reduction of its partial products."""
-    (batches, M, N), K = work.out.shape, work.a.shape[2]
+def slices(K: int, config: Config) -> tuple[int, int]:
+    """Return the blocks of K in each slice of split-K, and the number of slices."""
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
-    splits = max(1, -(-blocks // steps))
+    return steps, max(1, -(-blocks // steps))
+
+
+def run(work: Work, config: Config) -> None:
+    """Launch the product, and with split-K the reduction of its partial products."""
+    batches, M, N = work.out.shape
+    steps, splits = slices(work.a.shape[2], config)
     if min(config.BLOCK_M, config.BLOCK_K) < LEAST_DOT:
         # Tensor cores alone multiply strided tiles of columns.
         work = work._replace(column_stride=0)
@@ -89,20 +94,28 @@ def run(work: Work, config: Config) -> None:
     strides = M * width, width, 1
     partials = empty_strided((splits * batches, M, N), strides, work.accumulator, work.out.device)
     _launch(work._replace(out=partials, epilogue=NO_EPILOGUE), config, batches, tiles, steps, splits)
+    add_slices(partials, work.out, work.epilogue, width, splits, **work.options)
+
+
+def add_slices(
+    partials: torch.Tensor, out: torch.Tensor, epilogue: Epilogue, width: int, splits: int, **options: Any
+) -> None:
+    """Write the epilogue of the sum of split-K slices, (splits * batches, M, N) with rows `width` apart, to `out`."""
+    batches, M, N = out.shape
     most, columns = power_of_2(splits), min(power_of_2(N), limits().reduced_columns)
     rows = min(power_of_2(M), max(1, limits().reduced_elements // (most * columns)))
     reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
-        *(partials, work.out),
-        strides=MatrixStrides(*work.out.stride()),
+        *(partials, out),
+        strides=MatrixStrides(*out.stride()),
         width=width,
         batches=batches,
         M=M,
         N=N,
         splits=splits,
-        **work.epilogue.arguments,
-        **work.options,
-        META=EpilogueMeta(**work.epilogue.facts),
-        INDEX=work.index,
+        **epilogue.arguments,
+        **options,
+        META=EpilogueMeta(**epilogue.facts),
+        INDEX=offset_type(partials, out, *epilogue.tensors),
         SPLITS=most,
         BLOCK_M=rows,
         BLOCK_N=columns,

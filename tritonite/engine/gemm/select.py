@@ -412,6 +412,12 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
     return config._replace(splits=splits)
 
 
+def of_tables(problem: Problem, device: torch.device, few: tuple[Config, ...], many: tuple[Config, ...]) -> Config:
+    """Return the tile by rule from an engine's own tables: of `few` rows, or of `many`, with slices that fill."""
+    config = _filling(problem, device, few) if problem.M <= FEW else _cheapest(problem, device, many)
+    return config._replace(splits=_splits_that_fill(config, problem, device))
+
+
 def _splits_that_fill(config: Config, problem: Problem, device: torch.device) -> int:
     """Return the split-K slices, of at least 4 blocks, that the device can work on all at once."""
     resident = config.programs * devices.multiprocessors(device)

@@ -103,7 +103,7 @@ def convolution_gradients(
     CHANNELS: tl.constexpr = META.channels
     TOKENS: tl.constexpr = META.tokens
     WIDTH: tl.constexpr = META.width
-    # Tokens of the input around a block, of which an activation needs later ones.
+    # Shifted inputs of a block; the activation's derivative needs later tokens, too.
     SHIFTS: tl.constexpr = 2 * META.width - 1 if META.silu else META.width
     channel = (tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)).to(META.index)
     before: tl.constexpr = META.width - 1

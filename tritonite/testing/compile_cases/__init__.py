@@ -20,10 +20,13 @@ for _engine in (
     "indexing",
     "lists",
     "losses",
+    "moe",
     "norms",
     "optim",
+    "quantized",
     "rows",
     "searching",
+    "serving",
     "sorting",
 ):
     importlib.import_module(f"tritonite.testing.compile_cases.{_engine}")

@@ -10,13 +10,16 @@ from tritonite.testing.samples.normalization import terms_of_gradients
 from tritonite.testing.tolerances import ATOL
 
 _NORMS_BACKWARD = ("layer_norm_backward", "rms_norm_backward", "skip_layer_norm_backward", "skip_rms_norm_backward")
-facts.TERMS |= dict.fromkeys(("paged_attention", "linear_cross_entropy"), terms_of_products)
+_PRODUCTS = ("mla_decode", "paged_attention", "linear_cross_entropy", "grouped_linear_backward_weight", "moe")
+facts.TERMS |= dict.fromkeys(_PRODUCTS, terms_of_products)
 # The largest value of a quantised row may have been rounded before.
-facts.ROUNDED_TERMS |= {"paged_attention", "linear_cross_entropy", "rms_norm_quantize", "swiglu_quantize"}
+facts.ROUNDED_TERMS |= {*_PRODUCTS[:3], "moe", "rms_norm_quantize", "swiglu_quantize"}
+# Pairs of the benchmark that draw tokens.
+facts.RANDOM |= {"sample", "sample_unfiltered"}
 facts.terms(*_NORMS_BACKWARD, "gated_rms_norm_backward")(terms_of_gradients)
 facts.terms("short_convolution", "short_convolution_backward")(terms_of_gradients)
 facts.CANCELLING |= {
-    *("cross_entropy_backward", "linear_cross_entropy", "paged_attention"),
+    *("cross_entropy_backward", "linear_cross_entropy", "mla_decode", "paged_attention"),
     *("layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_NORMS_BACKWARD),
     *("chunk_gated_delta_rule", "gated_delta_rule_backward", "gated_rms_norm", "gated_rms_norm_backward"),
     *("short_convolution", "short_convolution_backward"),

@@ -1,0 +1,101 @@
+"""Products of quantised matrices, and conversions to and from their formats."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tritonite import devices
+from tritonite.engine.gemm import select
+from tritonite.engine.quantized.table import QUANTIZED
+from tritonite.install import library
+from tritonite.testing.compile_cases.cases import KINDS, TARGETS, Case, compile_cases, launches
+
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# Targets that multiply float8, and targets where it is decoded in registers.
+_WITH_FLOAT8 = {"nvidia": ("sm_90", "sm_100"), "amd": ()}
+_WITHOUT_FLOAT8 = {"nvidia": ("sm_80",), "amd": ("gfx942", "gfx1100")}
+
+
+@compile_cases("quantized")
+def block_scaled_products(full: bool) -> Iterator[Case]:
+    """float8 products by every tile, with scales of blocks: whole and split K, in float8 and decoded to float16."""
+    launch = library.registered()["tritonite::linear_fp8_blocks"]
+    for kind, native in itertools.product(KINDS, (True, False)):
+        table, names = QUANTIZED[kind], (_WITH_FLOAT8 if native else _WITHOUT_FLOAT8)[kind]
+        for i, config in enumerate((*table.float8_few, *table.float8)):
+            for K, splits, rows in (
+                itertools.product((512, 500), (1, 2), (128, 40)) if full else ((512, 1 + i % 2, 128),)
+            ):
+                x, weight = torch.empty(256, K, dtype=_E4M3), torch.empty(512, K, dtype=_E4M3)
+                x_scale, weight_scale = torch.empty(256, 4), torch.empty(-(-512 // rows), 4)
+                chosen = mock.patch.object(select, "of_tables", lambda *_, c=config, s=splits: c._replace(splits=s))
+                with chosen, mock.patch.object(devices, "has_float8", lambda _, native=native: native):
+                    found = launches(launch, (x, weight, x_scale, weight_scale, None, torch.bfloat16, (rows, 128)))
+                targets = names if full else names[:1]
+                yield Case(f"{config} of {K} in {splits}, scales of {rows}", found[0], targets)
+
+
+@compile_cases("quantized")
+def row_scaled_products(full: bool) -> Iterator[Case]:
+    """float8 and int8 products of one row, few and many, with scales of rows: both float8 formats, and decoded ones."""
+    for rows, K in itertools.product((1, 8, 512), (512, 500) if full else (512,)):
+        scales = torch.empty(rows, 1), torch.empty(512)
+        bias = torch.empty(512)
+        for dtype, other, native in (
+            *((torch.int8, torch.int8, True), (_E4M3, _E4M3, True), (_E5M2, _E4M3, True)),
+            *((_E4M3, _E4M3, False), (_E5M2, _E5M2, False)),
+        ):
+            x, weight = torch.empty(rows, K, dtype=dtype), torch.empty(512, K, dtype=other)
+            name = "linear_int8" if dtype is torch.int8 else "linear_fp8"
+            with mock.patch.object(devices, "has_float8", lambda _, native=native: native):
+                found = launches(library.registered()[f"tritonite::{name}"], (x, weight, *scales, bias, torch.bfloat16))
+            for specialization in found:
+                targets = ("sm_90", "sm_100") if native else ("sm_80", "gfx942")
+                yield Case(f"{name} of {dtype}, {rows} rows", specialization, targets if full else targets[:1])
+
+
+@compile_cases("quantized")
+def int4_products(full: bool) -> Iterator[Case]:
+    """Products of packed weights by every tile: with and without zeros, whole and split K."""
+    launch = library.registered()["tritonite::linear_int4"]
+    for kind, names in KINDS.items():
+        table = QUANTIZED[kind]
+        for i, config in enumerate((*table.int4_few, *table.int4)):
+            every = itertools.product((torch.float16, torch.bfloat16), (128, 64), (True, False), (512, 480))
+            for dtype, group, zeros, K in every if full else list(every)[i % 8 * 2 : i % 8 * 2 + 9 : 8]:
+                x, weight = torch.empty(256, K, dtype=dtype), torch.empty(512, K // 2, dtype=torch.uint8)
+                scales = torch.empty(512, -(-K // group), dtype=dtype)
+                with mock.patch.object(select, "of_tables", lambda *_, c=config, i=i: c._replace(splits=1 + i % 2)):
+                    found = launches(launch, (x, weight, scales, scales if zeros else None, None, group))
+                label = f"{config} {dtype} of {K}, groups of {group}, zeros {zeros}"
+                yield Case(label, found[0], names if full else names[:: len(names) - 1])
+
+
+@compile_cases("quantized")
+def conversions(full: bool) -> Iterator[Case]:
+    """Quantisation, packing and dequantisation, and the float8 layer forward and backward."""
+    for dtype in (torch.float16, torch.bfloat16)[: 1 + full]:
+        for symmetric in (False, True):
+            weight, scales = torch.empty(512, 512, dtype=dtype), torch.empty(512, 4, dtype=dtype)
+            calls: tuple[tuple[str, tuple[Any, ...]], ...] = (
+                ("pack_int4", (weight, 128, symmetric)),
+                ("dequantize_int4", (weight[:, :256].byte(), scales, None if symmetric else scales, 128)),
+            )
+            for name, arguments in calls:
+                for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
+                    yield Case(f"{name} {dtype}", specialization, tuple(TARGETS) if full else ("sm_80", "gfx942"))
+    x, weight, grad = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((256, 512), (384, 512), (256, 384))]
+    narrow = torch.empty(512, 256, dtype=_E4M3), torch.empty(512, 384, dtype=_E4M3)
+    one = torch.empty(1)
+    layer: tuple[tuple[str, tuple[Any, ...]], ...] = (
+        ("fp8_linear", (x, weight, torch.empty(384))),
+        ("fp8_linear_backward", (grad, *narrow, one, one, True, True)),
+    )
+    for name, arguments in layer:
+        for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
+            yield Case(name, specialization, ("sm_90", "sm_100") if full else ("sm_90",))
