@@ -324,3 +324,18 @@ WRONG = [
 def test_wrong_arguments_are_refused(function, args, options, reason):
     with pytest.raises(Unsupported, match=reason):
         function(*args, **options)
+
+
+def test_weights_of_float64_are_not_rounded_to_float32():
+    torch.manual_seed(9)
+    policy, target = head(4, dtype=torch.float64, grad=True), targets(4)
+    desirable = torch.tensor([True, False, True, False], device=tritonite.device)
+    known, options = torch.zeros(4, dtype=torch.float64, device=tritonite.device), {"beta": 0.1}
+    agree(
+        lambda own: fused.linear_kto(
+            *own[:2], target, desirable, bias=own.bias, reference=known, kl=0.3, loss_weights=(1.1, 0.7), **options
+        ),
+        lambda own: kto(own, target, desirable, known, 0.3, loss_weights=(1.1, 0.7), **options),
+        policy,
+        terms=1,
+    )

@@ -39,7 +39,7 @@ def distilled(*operands, labels=None, loss_weights=(0.0, 1.0), beta=0.5, tempera
         losses = soft * of_rows(logits, others, beta, temperature)
     counts = torch.ones_like(losses, dtype=torch.bool) if labels is None else labels != IGNORED
     if hard:
-        entropies = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+        entropies = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), reduction="none")
         losses = losses + hard * entropies.view_as(losses)
     losses = torch.where(counts, losses, 0.0)
     if reduction == "none":

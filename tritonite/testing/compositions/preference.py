@@ -86,7 +86,8 @@ def kto(head, target, desirable, reference, kl=0.0, beta=0.1, loss_weights=(1.0,
     ratio = log_probabilities(head, target).sum(1) - _of_reference(reference, target, False)
     baseline = torch.as_tensor(kl, dtype=ratio.dtype, device=ratio.device).reshape(()).clamp(min=0)
     value = torch.sigmoid(beta * torch.where(desirable, ratio - baseline, baseline - ratio))
-    return mean(torch.where(desirable, *loss_weights) * (1 - value))
+    good, bad = loss_weights
+    return mean(torch.where(desirable, good * (1 - value), bad * (1 - value)))
 
 
 def grpo(head, target, advantages, mask, old, reference, beta, epsilon, temperature, loss_type):

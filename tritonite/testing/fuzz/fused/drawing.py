@@ -158,7 +158,7 @@ class Drawer(random.Random):
         values = torch.randn(tuple(shape), generator=self._generator) * self.choice((1.0, 1.0, 1.0, 0.1, 4.0))
         return self.laid(values.to(dtype), grad, layout, overlap)
 
-    def uniform(self, shape: Sequence[int]) -> torch.Tensor:
+    def fractions(self, shape: Sequence[int]) -> torch.Tensor:
         """Return contiguous float32 numbers in [0, 1) on the CPU, for `laid`."""
         return torch.rand(tuple(shape), generator=self._generator)
 
@@ -170,7 +170,7 @@ class Drawer(random.Random):
         """Return targets in a drawn layout; none, some or all are `ignored`."""
         found = self.integers(high, shape)
         share = self.choice((0.0, 0.0, 0.3, 0.7, 1.0))
-        return self.laid(torch.where(self.uniform(shape) < share, ignored, found), 0.0)
+        return self.laid(torch.where(self.fractions(shape) < share, ignored, found), 0.0)
 
     def laid(self, values: torch.Tensor, grad: float = 0.0, layout: bool = True, overlap: bool = True) -> torch.Tensor:
         """Return a view with these values on the device, whose memory has other elements before, between and behind.

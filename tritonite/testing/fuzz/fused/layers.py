@@ -115,7 +115,7 @@ def _rotary(drawer: Drawer, name: str) -> FusedCall:
     own = [each if drawer.chance(0.7) else 1 for each in positions[drawer.randrange(len(positions)) : -1]]
     shape = (*([3] if planes else []), *own, positions[-1], pairs)
     angles_dtype = drawer.dtype(double=True)
-    angles = [drawer.laid((6 * drawer.uniform(shape)).to(angles_dtype)) for _ in range(2)]
+    angles = [drawer.laid((6 * drawer.fractions(shape)).to(angles_dtype)) for _ in range(2)]
     given: dict[str, Any] = {"query": heads(), "key": key, "cos": angles[0], "sin": angles[1]}
     given["interleaved"] = drawer.chance(0.5)
     if not planes:
@@ -136,7 +136,7 @@ def _wanted(drawer: Drawer) -> dict[str, Any]:
     """Draw what a quantising operator makes."""
     dtypes = [torch.int8, *[torch.float8_e4m3fn] * devices.has_float8(torch.device(drawer.device))]
     granularity = drawer.choice(("token", "block", "tensor"))
-    scale = drawer.laid(0.01 + drawer.uniform((1,)) / 20) if granularity == "tensor" else None
+    scale = drawer.laid(0.01 + drawer.fractions((1,)) / 20) if granularity == "tensor" else None
     return {"dtype": drawer.choice(dtypes), "granularity": granularity, "scale": scale}
 
 

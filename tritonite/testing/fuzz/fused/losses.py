@@ -24,7 +24,7 @@ def _options(drawer: Drawer, shape: tuple[int, ...], classes: int, dtype: torch.
     given["z_loss"] = drawer.choice((0.0, 0.0, 1e-2))
     for name, size, chance in ((weight, (classes,), 0.3), ("token_scale", shape, 0.25)):
         if drawer.chance(chance):
-            given[name] = drawer.laid((0.1 + drawer.uniform(size)).to(drawer.parameter_dtype(dtype)))
+            given[name] = drawer.laid((0.1 + drawer.fractions(size)).to(drawer.parameter_dtype(dtype)))
     return given
 
 
@@ -119,9 +119,9 @@ def _divergence_reference(
 def _kl_div(drawer: Drawer, name: str) -> FusedCall:
     leading, classes = drawer.leading(1), max(1, drawer.width())
     shape, is_log = (*leading, classes), drawer.chance(0.5)
-    logs = drawer.uniform(shape).mul(3).log_softmax(-1)
-    shares = drawer.uniform(shape).mul(3).softmax(-1)
-    shares = torch.where(drawer.uniform(shape) < 0.1, 0.0, shares)
+    logs = drawer.fractions(shape).mul(3).log_softmax(-1)
+    shares = drawer.fractions(shape).mul(3).softmax(-1)
+    shares = torch.where(drawer.fractions(shape) < 0.1, 0.0, shares)
     # Log-probabilities of 0 would be infinite.
     target = shares.clamp(min=1e-4).log() if is_log else shares
     given = {
@@ -195,7 +195,7 @@ def _reference_model(
 ) -> Any:
     """Draw the head of a reference model, or its log-probabilities."""
     if drawer.chance(0.5):
-        return drawer.laid(-3 * drawer.uniform(shape))
+        return drawer.laid(-3 * drawer.fractions(shape))
     return fused.LinearHead(*[None if x is None else x.detach() for x in _head(drawer, leading, classes, dtype)])
 
 
@@ -212,7 +212,7 @@ def _dpo(drawer: Drawer, leading: tuple[int, ...], classes: int, dtype: torch.dt
 
 def _kto(drawer: Drawer, leading: tuple[int, ...], classes: int, dtype: torch.dtype) -> dict[str, Any]:
     return {
-        "desirable": drawer.laid(drawer.uniform(leading[:1]) < 0.5),
+        "desirable": drawer.laid(drawer.fractions(leading[:1]) < 0.5),
         "reference": _reference_model(drawer, leading, leading[:1], classes, dtype),
         "kl": drawer.choice((0.0, -1.0, 0.7, torch.tensor(0.5, device=drawer.device))),
         "beta": drawer.choice((0.1, 0.4)),
@@ -225,8 +225,8 @@ def _grpo(drawer: Drawer, leading: tuple[int, ...], classes: int, dtype: torch.d
     refers = beta or drawer.chance(0.2)
     return {
         "advantages": drawer.normal(leading if drawer.chance(0.4) else leading[:1], torch.float32),
-        "mask": drawer.laid(drawer.uniform(leading) < 0.7) if drawer.chance(0.6) else None,
-        "old_log_probabilities": drawer.laid(-3 * drawer.uniform(leading)) if drawer.chance(0.5) else None,
+        "mask": drawer.laid(drawer.fractions(leading) < 0.7) if drawer.chance(0.6) else None,
+        "old_log_probabilities": drawer.laid(-3 * drawer.fractions(leading)) if drawer.chance(0.5) else None,
         "reference": _reference_model(drawer, leading, leading, classes, dtype) if refers else None,
         "beta": beta,
         "epsilon": drawer.choice(((0.2, 0.2), (0.1, 0.3))),

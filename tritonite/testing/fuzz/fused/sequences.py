@@ -23,13 +23,13 @@ def _delta(drawer: Drawer, name: str) -> FusedCall:
     key_heads, ratio = drawer.choice((1, 1, 2)), drawer.choice((1, 1, 2, 3))
     key_size, size = (drawer.choice((1, 3, 8, 16, 17, 32, 40)) for _ in range(2))
     heads, dtype, grad = key_heads * ratio, drawer.dtype(), 0.0 if in_place else 0.8
-    normalized = torch.nn.functional.normalize(drawer.uniform((*batch, tokens, key_heads, key_size)) - 0.5, dim=-1)
+    normalized = torch.nn.functional.normalize(drawer.fractions((*batch, tokens, key_heads, key_size)) - 0.5, dim=-1)
     given: dict[str, Any] = {
         "query": drawer.normal((*batch, tokens, key_heads, key_size), dtype, grad),
         "key": drawer.laid(normalized.to(dtype), grad),
         "value": drawer.normal((*batch, tokens, heads, size), dtype, grad),
-        "g": drawer.laid((-drawer.uniform((*batch, tokens, heads))).to(drawer.dtype()), grad),
-        "beta": drawer.laid(drawer.uniform((*batch, tokens, heads)).to(drawer.dtype()), grad),
+        "g": drawer.laid((-drawer.fractions((*batch, tokens, heads))).to(drawer.dtype()), grad),
+        "beta": drawer.laid(drawer.fractions((*batch, tokens, heads)).to(drawer.dtype()), grad),
     }
     state = (*batch, heads, key_size, size)
     given |= {"scale": drawer.choice((None, None, 0.7)), "normalize_qk": drawer.chance(0.4)}
@@ -76,7 +76,7 @@ def _scales(drawer: Drawer, heads: int, probability: float) -> dict[str, Any]:
     if not drawer.chance(probability):
         return {}
     size = heads if drawer.chance(0.5) else 1
-    return {name: drawer.laid(0.5 + drawer.uniform((size,))) for name in ("key_scale", "value_scale")}
+    return {name: drawer.laid(0.5 + drawer.fractions((size,))) for name in ("key_scale", "value_scale")}
 
 
 def _cache_dtype(drawer: Drawer, dtype: torch.dtype) -> torch.dtype:
@@ -124,7 +124,7 @@ def _filled(
     """Return a cache with numbers where sequences have keys, and nan elsewhere."""
     cache = torch.full((blocks, page, heads, size), torch.nan)
     for row, length in zip(table.tolist(), lengths, strict=True):
-        values = drawer.uniform((length, heads, size)) * 4 - 2
+        values = drawer.fractions((length, heads, size)) * 4 - 2
         for j in range(length):
             cache[row[j // page], j % page] = values[j]
     return cache
@@ -145,7 +145,7 @@ def _write(drawer: Drawer, name: str) -> FusedCall:
         "value": drawer.normal((tokens, heads, value_size), dtype),
     }
     for each, last in (("key_cache", size), ("value_cache", value_size)):
-        made = drawer.uniform((blocks, page, heads, last)).to(dtype).to(cache_dtype)
+        made = drawer.fractions((blocks, page, heads, last)).to(dtype).to(cache_dtype)
         given[each] = drawer.laid(made, overlap=False)
     given["slot_mapping"] = drawer.laid(torch.tensor(slots, dtype=drawer.choice((torch.int32, torch.int64))))
     given |= _scales(drawer, heads, 0.4)
