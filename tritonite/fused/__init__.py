@@ -4,6 +4,7 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 """
 
 from tritonite import registry
+from tritonite.fused.attention import attention
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
@@ -13,6 +14,7 @@ from tritonite.install import library
 library.register(registry.declarations)
 
 __all__ = [
+    "attention",
     "gelu_and_mul",
     "paged_attention",
     "reshape_and_cache",
