@@ -212,8 +212,11 @@ def _problem(
     if attn_mask is not None:
         bias = attn_mask.expand(_scores_shape(query, key))
         bias = bias if bias.dim() == 4 else bias.reshape(math.prod(bias.shape[:-3]), *bias.shape[-3:])
+    query, key, value = map(_batched, (query, key, value))
     return Problem(
-        *map(_batched, (query, key, value)),
+        query,
+        key,
+        value,
         bias,
         scale,
         causal,
@@ -312,9 +315,8 @@ def attention_host(
     return _with_leading(out, query), _with_leading(logsumexp, query)
 
 
-def _fake_backward(
-    grad, query, key, value, out, logsumexp, is_causal, left, right, softcap, sinks, scale, attn_mask=None
-):
+def _fake_backward(grad, query, key, value, out, logsumexp, *options):
+    _, left, right, softcap, sinks, _, attn_mask = options
     _check(query, key, value, left, right, softcap, sinks, attn_mask)
     _check_results(grad, query, value, out, logsumexp)
     by_operands = [_fake_rows_before_heads(each.shape, each) for each in (query, key, value)]
@@ -323,14 +325,14 @@ def _fake_backward(
 
 @library_operator(
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
-    "bool is_causal, int? left, int? right, float? softcap, Tensor? sinks, float? scale, Tensor? attn_mask=None) "
+    "bool is_causal, int? left, int? right, float? softcap, Tensor? sinks, float? scale, Tensor? attn_mask) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     fake=_fake_backward,
     accepts=SINGLE_FLOATS,
     pin=("is_causal", "left", "right", "softcap"),
 )
 def attention_backward_host(
-    grad, query, key, value, out, logsumexp, is_causal, left, right, softcap, sinks, scale, attn_mask=None
+    grad, query, key, value, out, logsumexp, is_causal, left, right, softcap, sinks, scale, attn_mask
 ):
     """Return attention's gradients by query, key, value and sinks, from logsumexp: Dao 2023. None without sinks."""
     problem = _problem(query, key, value, is_causal, left, right, softcap, sinks, scale, attn_mask)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tritonite.bench.fused import layers
+from tritonite.bench.fused import attention, layers
 from tritonite.bench.fused.pair import Pair
 
-PAIRS: dict[str, Pair] = {**layers.PAIRS}
+PAIRS: dict[str, Pair] = {**attention.PAIRS, **layers.PAIRS}
 
 __all__ = ["PAIRS", "Pair"]
