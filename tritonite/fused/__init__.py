@@ -18,6 +18,9 @@ from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 from tritonite.fused.linear_distillation import linear_jsd
 from tritonite.fused.moe import moe, moe_align, moe_experts, permute, unpermute
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
+from tritonite.fused.attention import attention
+from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.preference import (
     KtoMetrics,
@@ -51,6 +54,7 @@ __all__ = [
     "fp8_linear",
     "gated_rms_norm",
     "geglu",
+    "attention",
     "gelu_and_mul",
     "grouped_linear",
     "jsd",
