@@ -4,6 +4,7 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 """
 
 from tritonite import registry
+from tritonite.fused.attention import attention
 from tritonite.fused.cross_entropy import cross_entropy
 from tritonite.fused.delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule, recurrent_gated_delta_rule_
 from tritonite.fused.distillation import jsd, kl_div, kl_divergence, tv_distance
@@ -18,9 +19,6 @@ from tritonite.fused.linear_cross_entropy import linear_cross_entropy
 from tritonite.fused.linear_distillation import linear_jsd
 from tritonite.fused.moe import moe, moe_align, moe_experts, permute, unpermute
 from tritonite.fused.norm import add_rms_norm_, layer_norm, rms_norm, skip_layer_norm, skip_rms_norm
-from tritonite.fused.attention import attention
-from tritonite.fused.gated import gelu_and_mul, silu_and_mul
-from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.preference import (
     KtoMetrics,
@@ -48,13 +46,13 @@ __all__ = [
     "LinearHead",
     "PairMetrics",
     "add_rms_norm_",
+    "attention",
     "chunk_gated_delta_rule",
     "cross_entropy",
     "dequantize_int4",
     "fp8_linear",
     "gated_rms_norm",
     "geglu",
-    "attention",
     "gelu_and_mul",
     "grouped_linear",
     "jsd",

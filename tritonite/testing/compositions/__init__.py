@@ -5,6 +5,15 @@ A composition takes the arguments of the fused operator that affect its values, 
 
 from __future__ import annotations
 
-from tritonite.testing.compositions import attention, delta_rule, divergences, layers, losses, preference
+from tritonite.testing.compositions import (
+    attention,
+    delta_rule,
+    divergences,
+    experts,
+    layers,
+    losses,
+    preference,
+    quantized,
+)
 
-__all__ = ["attention", "delta_rule", "divergences", "layers", "losses", "preference"]
+__all__ = ["attention", "delta_rule", "divergences", "experts", "layers", "losses", "preference", "quantized"]

@@ -23,6 +23,7 @@ facts.CANCELLING |= {
     *("layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_NORMS_BACKWARD),
     *("chunk_gated_delta_rule", "gated_delta_rule_backward", "gated_rms_norm", "gated_rms_norm_backward"),
     *("short_convolution", "short_convolution_backward"),
+}
 # Attention, and the benchmark's cases of it.
 _ATTENTION = {
     "paged_attention",
@@ -33,10 +34,6 @@ facts.terms(*_ATTENTION)(terms_of_products)
 facts.ROUNDED_TERMS |= _ATTENTION
 facts.CANCELLING |= _ATTENTION
 facts.ZERO_SIGN_OF_ROUNDOFF |= {each for each in _ATTENTION if each.endswith(("_trained", "_backward"))}
-facts.terms("skip_layer_norm_backward", "skip_rms_norm_backward")(terms_of_gradients)
-facts.CANCELLING |= {
-    *("skip_layer_norm", "skip_layer_norm_backward", "skip_rms_norm", "skip_rms_norm_backward"),
-}
 
 
 @facts.terms("chunk_gated_delta_rule", "gated_delta_rule_backward")

@@ -1,11 +1,12 @@
 """The fuzzer of fused operators: calls drawn by a function for each, judged against a composition in float64.
 
-`layers`, `losses` and `sequences` have the draws, `drawing` makes their tensors, and `check` judges a call.
+`experts`, `layers`, `losses`, `quantized`, `sequences` and `serving` have the draws. `drawing` makes their tensors, and
+`check` judges a call.
 """
 
 from __future__ import annotations
 
-from tritonite.testing.fuzz.fused import layers, losses, sequences
+from tritonite.testing.fuzz.fused import experts, layers, losses, quantized, sequences, serving
 from tritonite.testing.fuzz.fused.check import check_fused
 from tritonite.testing.fuzz.fused.drawing import DRAWS, PREFIX, FusedCall, draw_fused, named_fused
 
@@ -15,8 +16,11 @@ __all__ = [
     "FusedCall",
     "check_fused",
     "draw_fused",
+    "experts",
     "layers",
     "losses",
     "named_fused",
+    "quantized",
     "sequences",
+    "serving",
 ]
