@@ -51,7 +51,10 @@ def _balance(drawer: Drawer, name: str) -> FusedCall:
         chosen = drawer.integers(n_experts, (*leading, drawer.choice((1, 2, 4))))
         given["experts"] = drawer.laid(chosen.to(drawer.choice((torch.int32, torch.int64))))
     if drawer.chance(0.4):
-        given["mask"] = drawer.laid(drawer.fractions(leading) < 0.7)
+        # Without a token that counts the loss is nan, and so is its gradient in torch's operators.
+        mask = drawer.fractions(leading) < 0.7
+        mask.view(-1)[:1] = True
+        given["mask"] = drawer.laid(mask)
     return FusedCall(name, given, getattr(compositions, name), slack=4.0, indices=_INDICES)
 
 

@@ -44,7 +44,7 @@ def _rms_norm(drawer: Drawer, name: str) -> FusedCall:
     if not skips:
         given |= {"offset": drawer.choice((0.0, 1.0, 0.5)), "casting": drawer.choice(_CASTINGS)}
     if quantized:
-        return FusedCall(name, given | _wanted(drawer), layers.rms_norm_quantize)
+        return FusedCall(name, given | _wanted(drawer), layers.rms_norm_quantize, slack=1.0)
     if in_place:
         return FusedCall(name, given, layers.rms_norm, ("x", "residual"))
     reference: Any = layers.rms_norm
@@ -151,4 +151,5 @@ def _quantize(drawer: Drawer, name: str) -> FusedCall:
 def _swiglu_quantize(drawer: Drawer, name: str) -> FusedCall:
     call = _gated(drawer, "swiglu").map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x)
     given = {each: value.float() if value.dtype is torch.float64 else value for each, value in call.arguments.items()}
-    return FusedCall(name, given | _wanted(drawer), layers.swiglu_quantize)
+    # The largest activation of a row is rounded before it is a scale.
+    return FusedCall(name, given | _wanted(drawer), layers.swiglu_quantize, slack=1.0)

@@ -176,14 +176,16 @@ def _preference(drawer: Drawer, name: str) -> FusedCall:
     leading = (pairs if name in ("linear_kto", "linear_grpo") else 2 * pairs, tokens)
     classes, dtype = drawer.choice((1, 2, 11, 33, 65)), drawer.dtype(double=True)
     if name == "linear_orpo":
+        classes = max(11, classes)
         leading = leading[0], max(1, tokens)
     input, weight, bias = _head(drawer, leading, classes, dtype)
     target = drawer.classes(classes, leading)
     if name in ("linear_orpo", "linear_grpo"):
         # A completion without targets has the probability 1, whose odds are infinite.
         target = drawer.laid(drawer.integers(max(2, classes), leading).clamp(max=classes - 1))
-    if name == "linear_orpo" and classes == 1:
-        classes, weight, bias = 2, torch.cat((weight.detach(), -weight.detach())).requires_grad_(), None
+    if name == "linear_orpo":
+        # Odds of completions that are almost certain are roundoff.
+        weight = drawer.laid((drawer.fractions(weight.shape) - 0.5).to(dtype), 0.8)
     given: dict[str, Any] = {"input": input, "weight": weight, "target": target, "bias": bias}
     given |= _PREFERENCE[name](drawer, leading, classes, dtype)
     reference = functools.partial(_preference_reference, name.removeprefix("linear_"))

@@ -32,7 +32,8 @@ def _delta(drawer: Drawer, name: str) -> FusedCall:
         "beta": drawer.laid(drawer.fractions((*batch, tokens, heads)).to(drawer.dtype()), grad),
     }
     state = (*batch, heads, key_size, size)
-    given |= {"scale": drawer.choice((None, None, 0.7)), "normalize_qk": drawer.chance(0.4)}
+    # A normalised number is 1 or -1, and its gradient roundoff.
+    given |= {"scale": drawer.choice((None, None, 0.7)), "normalize_qk": key_size > 1 and drawer.chance(0.4)}
     if in_place:
         given["state"] = drawer.normal(state, drawer.dtype(), layout=False)
         return FusedCall(name, given, _delta_in_place, ("state",), slack=_OF_CHUNKS)
