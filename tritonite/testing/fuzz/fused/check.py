@@ -119,7 +119,7 @@ def _compared(call: FusedCall, own: FusedCall, results: Any, exact: Evaluated | 
     if exact is None or near is None:
         _gradients(flat, flat, _leaves(own))
         return None
-    returned = 0 if results is None else len(exact.results) - len(call.written)
+    returned = 0 if results is None else len(flat)
     given = flat[:returned] + [own.arguments[name] for name in call.written]
     if len(given) != len(exact.results):
         return "results", f"{len(flat)} results where the composition has {len(exact.results) - len(call.written)}"

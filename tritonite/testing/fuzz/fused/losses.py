@@ -189,7 +189,14 @@ def _preference(drawer: Drawer, name: str) -> FusedCall:
     given: dict[str, Any] = {"input": input, "weight": weight, "target": target, "bias": bias}
     given |= _PREFERENCE[name](drawer, leading, classes, dtype)
     reference = functools.partial(_preference_reference, name.removeprefix("linear_"))
-    return FusedCall(name, given, reference, slack=2 * _OF_PRODUCTS)
+    # The metrics are detached values of the loss's own terms.
+    function = functools.partial(_without_metrics, name)
+    return FusedCall(name, given, reference, slack=2 * _OF_PRODUCTS, function=function)
+
+
+def _without_metrics(name: str, **given: Any) -> torch.Tensor:
+    loss: torch.Tensor = getattr(fused, name)(**given)[0]
+    return loss
 
 
 def _reference_model(
