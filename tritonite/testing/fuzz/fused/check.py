@@ -155,7 +155,8 @@ def _judged(call: FusedCall, own: torch.Tensor, exact: torch.Tensor, near: torch
         return f"shape {tuple(own.shape)} where the composition gives {tuple(exact.shape)}"
     if own.dtype in _STEPS:
         return _of_steps(call, own, exact)
-    near = exact if near is None else near.detach()
+    # Integers, such as the experts of a token, must be those of float64.
+    near = exact if near is None or not own.is_floating_point() else near.detach()
     aten = torch.empty_like(own).copy_(near)
     tensors = [each for each in call.tensors if each.dtype in FLOATS and each.numel()]
     largest = max([float(each.detach().abs().nan_to_num(0, 0, 0).max()) for each in tensors], default=1.0)
