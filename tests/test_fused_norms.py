@@ -258,3 +258,11 @@ def test_vmap():
     x, weight = normal(4, 3, 8), normal(8)
     given = lambda x: library.rms_norm(x, None, weight, 1e-3, 1.0, "none")[0]
     close(torch.vmap(given)(x), rms_norm(x.double(), weight.double(), eps=1e-3, offset=1.0))
+
+
+def test_empty_views_share_no_memory():
+    x, residual, weight = normal(17, 4)[:, :0], normal(17, 0), normal(0)
+    assert x.stride() == (4, 1)
+    fused.add_rms_norm_(x.t().t(), residual, weight)
+    strided = normal(34).as_strided((17, 0), (0, 2))
+    fused.add_rms_norm_(strided, strided, weight)

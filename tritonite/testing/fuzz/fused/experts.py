@@ -130,7 +130,10 @@ def _moe(drawer: Drawer, name: str) -> FusedCall:
         "activation": drawer.choice(("silu", "gelu", "gelu_tanh")),
     }
     if name == "moe":
-        given |= {"router_logits": _logits(drawer, leading, n_experts), **_routing(drawer, n_experts)}
+        given |= _routing(drawer, n_experts)
+        # The weight of one expert is 1 if it is divided by itself, and its gradient is roundoff.
+        constant = given["renormalize"] and given["k"] == 1
+        given["router_logits"] = _logits(drawer, leading, n_experts, 0.0 if constant else 0.8)
     else:
         k = drawer.choice((1, 2))
         # A token may have an expert twice.

@@ -16,7 +16,7 @@ _OF_PRODUCTS = 8.0
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
 _SIZES = (1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 130)
 # Errors of products and gradients whose operands are rounded to float8, and of 4-bit numbers, of the largest result.
-_OF_FLOAT8, _OF_INT4 = 0.5, 0.15
+_OF_FLOAT8, _OF_INT4 = 1.0, 0.15
 
 
 def _leading(drawer: Drawer) -> tuple[int, ...]:
@@ -71,8 +71,9 @@ def _linear_blocks(drawer: Drawer, name: str) -> FusedCall:
 def _training(drawer: Drawer, name: str) -> FusedCall:
     leading, columns, inner, dtype = _leading(drawer), drawer.choice(_SIZES), drawer.choice(_SIZES), drawer.dtype()
     given: dict[str, Any] = {
-        "x": drawer.normal((*leading, inner), dtype, 0.8),
-        "weight": drawer.normal((columns, inner), dtype, 0.8),
+        # Positive numbers, so that the errors of 4 bits do not exceed a sum.
+        "x": drawer.laid(drawer.fractions((*leading, inner)).to(dtype), 0.8),
+        "weight": drawer.laid(drawer.fractions((columns, inner)).to(dtype), 0.8),
     }
     if drawer.chance(0.5):
         given["bias"] = drawer.normal((columns,), drawer.parameter_dtype(dtype), 0.8)
