@@ -89,7 +89,8 @@ def _of_reference(
     try:
         results = pytree.tree_leaves(wide.compose())
         return Evaluated(results, _gradients(results, results, _leaves(wide)))
-    except Exception:
+    except (NotImplementedError, RuntimeError, ValueError):
+        # ATen has no kernel for a dtype, or for two dtypes at once.
         if otherwise is None:
             raise
     return _of_reference(call, lambda _: otherwise)
