@@ -2,7 +2,6 @@
 
 import functools
 
-import losses
 import pytest
 import torch
 from compositions import agree, close, normal
@@ -12,6 +11,7 @@ import tritonite
 from tritonite import fused
 from tritonite.engine.cross_entropy import launch
 from tritonite.errors import Unsupported
+from tritonite.testing.compositions import losses
 
 functional = torch.nn.functional
 library = torch.ops.tritonite

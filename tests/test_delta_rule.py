@@ -11,6 +11,7 @@ import tritonite
 from tritonite import fused
 from tritonite.engine.delta_rule import problem
 from tritonite.errors import Unsupported
+from tritonite.testing.compositions.delta_rule import gated_delta_rule
 
 library = torch.ops.tritonite
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -25,22 +26,7 @@ SIZES = [
 
 
 def recurrence(query, key, value, g, beta, state=None, scale=None, normalize=False):
-    """Return outputs and the last state, (batch, tokens, heads, size) in, token by token."""
-    ratio = value.shape[2] // query.shape[2]
-    query, key = (each.repeat_interleave(ratio, 2) for each in (query, key))
-    if normalize:
-        query, key = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (query, key))
-    if state is None:
-        state = value.new_zeros(len(value), value.shape[2], key.shape[-1], value.shape[-1])
-    outs = []
-    for t in range(value.shape[1]):
-        k = key[:, t].unsqueeze(-1)
-        state = state * g[:, t].exp()[..., None, None]
-        correction = beta[:, t].unsqueeze(-1) * (value[:, t] - (state * k).sum(-2))
-        state = state + k * correction.unsqueeze(-2)
-        outs.append((state * query[:, t].unsqueeze(-1)).sum(-2))
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return torch.stack(outs, 1) * scale if outs else value, state
+    return gated_delta_rule(query, key, value, g, beta, scale=scale, initial_state=state, normalize_qk=normalize)
 
 
 def operands_of(sizes, dtype=torch.float32, state=True, grad=True):

@@ -5,12 +5,13 @@ import functools
 import pytest
 import torch
 from compositions import close, normal
-from divergences import IGNORED, heads, labels_of, linear, linear_jsd, of_rows
+from divergences import heads, labels_of, linear_jsd
 
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
 from tritonite.runtime import contract
+from tritonite.testing.compositions.divergences import IGNORED, linear, of_rows
 
 functional = torch.nn.functional
 library = torch.ops.tritonite

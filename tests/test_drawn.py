@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli
-from tritonite.bench import drawing, drawn, families, percentiles, run, timing
+from tritonite.bench import drawing, drawn, families, fused_family, percentiles, run, timing
+from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result, Run, Timing, quantile
 from tritonite.testing.samples import Sample
 
@@ -178,3 +179,27 @@ def test_processes_check_what_is_drawn(tmp_path):
         bench("--drawn", 2, "--family", "softmax", "--jobs", jobs, "--json", tmp_path / f"{jobs}.json")
     one, two = ([each.key for each in Run.load(tmp_path / f"{jobs}.json").results] for jobs in (1, 2))
     assert one == two and len(one) == 2
+
+
+def test_fused_operators_are_drawn_at_sizes_of_models(monkeypatch):
+    sizes_of(monkeypatch, drawing.OF_MODELS)
+    cases = drawn.cases(400, 1, families=["fused"])
+    assert len({case.op for case in cases}) > 0.9 * len(PAIRS) and all(case.pair is PAIRS[case.op] for case in cases)
+    counts = [[each.numel() for each in operands(case)] for case in cases]
+    assert max(map(max, counts)) <= 2**28 and max(map(sum, counts)) <= 2**29
+    assert statistics.median(map(max, counts)) > 100_000
+
+
+def test_pairs_with_shapes_of_their_own_have_a_draw():
+    """Other pairs take (rows, width)."""
+    assert {name for name, pair in PAIRS.items() if pair.shapes is not None} <= set(fused_family.SHAPES) <= set(PAIRS)
+
+
+def test_drawn_fused_operators_are_timed_beside_their_composition(tmp_path):
+    file = tmp_path / "drawn.json"
+    bench("--drawn", 2, "--seed", 5, "--family", "fused", "--json", file)
+    found = Run.load(file).results
+    assert [each.number for each in found] == [0, 1] and all(set(each.times) == {"aten", "tritonite"} for each in found)
+    again = tmp_path / "again.json"
+    bench("--seed", 5, "--family", "fused", "--case", 1, "--json", again, "--jobs", 1)
+    assert [each.key for each in Run.load(again).results] == [found[1].key]

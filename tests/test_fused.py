@@ -14,6 +14,8 @@ from conftest import FULL, every_second
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
+from tritonite.testing.compositions.layers import gated
+from tritonite.testing.compositions.layers import rotary_embedding as rotated
 
 functional = torch.nn.functional
 library = torch.ops.tritonite
@@ -30,24 +32,6 @@ def layer_norm(x, residual, weight=None, bias=None, eps=1e-5):
 def rms_norm(x, residual, weight=None, eps=1e-6):
     total = x + residual
     return functional.rms_norm(total, total.shape[-1:], weight, eps), total
-
-
-def gated(activation, x, y=None):
-    x, y = x.chunk(2, -1) if y is None else (x, y)
-    return activation(x) * y
-
-
-def rotated(query, key, cos, sin, interleaved=False):
-    return [None if each is None else _rotated(each, cos, sin, interleaved) for each in (query, key)]
-
-
-def _rotated(x, cos, sin, interleaved):
-    pairs = cos.shape[-1]
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    a, b = (x[..., : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else x[..., : 2 * pairs].chunk(2, -1)
-    turned = a * cos - b * sin, b * cos + a * sin
-    turned = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
-    return torch.cat((turned, x[..., 2 * pairs :]), -1)
 
 
 tanh = functools.partial(functional.gelu, approximate="tanh")

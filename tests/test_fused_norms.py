@@ -10,6 +10,7 @@ from conftest import every_second
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
+from tritonite.testing.compositions import layers
 
 functional = torch.nn.functional
 library = torch.ops.tritonite
@@ -18,16 +19,11 @@ CASTINGS = ["llama", "gemma", "none"]
 
 
 def rms_norm(x, weight=None, residual=None, *, eps=1e-2, offset=0.0):
-    total = x if residual is None else x + residual
-    scale = None if weight is None else offset + weight
-    normalized = functional.rms_norm(total, total.shape[-1:], scale, eps)
-    return normalized if residual is None else (normalized, total)
+    return layers.rms_norm(x, weight, eps, residual=residual, offset=offset)
 
 
 def layer_norm(x, weight=None, bias=None, residual=None):
-    total = x if residual is None else x + residual
-    normalized = functional.layer_norm(total, total.shape[-1:], weight, bias, 1e-2)
-    return normalized if residual is None else (normalized, total)
+    return layers.layer_norm(x, weight, bias, 1e-2, residual=residual)
 
 
 def llama(x, weight, eps=1e-6):
@@ -262,3 +258,11 @@ def test_vmap():
     x, weight = normal(4, 3, 8), normal(8)
     given = lambda x: library.rms_norm(x, None, weight, 1e-3, 1.0, "none")[0]
     close(torch.vmap(given)(x), rms_norm(x.double(), weight.double(), eps=1e-3, offset=1.0))
+
+
+def test_empty_views_share_no_memory():
+    x, residual, weight = normal(17, 4)[:, :0], normal(17, 0), normal(0)
+    assert x.stride() == (4, 1)
+    fused.add_rms_norm_(x.t().t(), residual, weight)
+    strided = normal(34).as_strided((17, 0), (0, 2))
+    fused.add_rms_norm_(strided, strided, weight)

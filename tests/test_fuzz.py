@@ -281,7 +281,7 @@ def work(monkeypatch):
 
     def turn(name, alone=False):
         said = Said()
-        run._work(said, [name], 3, 0, 1, 1, 0, alone)
+        run._work(said, run.Chosen([name], []), 3, 0, 1, 1, 0, alone)
         return said
 
     yield turn
@@ -302,8 +302,9 @@ def test_an_error_of_the_fuzzer_is_a_finding(work, monkeypatch):
     assert [finding.kind for finding in work("neg").findings()] == ["fuzzer"]
 
 
-def test_a_short_run_finds_nothing():
-    """Two processes make one or two calls of every overload."""
+def test_a_short_run_finds_nothing(monkeypatch):
+    """Two processes make one or two calls of every overload; test_fuzz_fused.py has fused operators."""
+    monkeypatch.setattr(run, "named_fused", lambda names: [])
     tally, overloads = Tally(), len(select(None))
     turns = overloads if FULL else -(-overloads // 2)
     findings = list(fuzz(600, None, 20261122, 2, tally, turns))

@@ -9,15 +9,11 @@ from compositions import agree, normal
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
+from tritonite.testing.compositions.layers import gated
 
 functional = torch.nn.functional
 library = torch.ops.tritonite
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-def gated(activation, x, y=None):
-    x, y = x.chunk(2, -1) if y is None else (x, y)
-    return activation(x) * y
 
 
 tanh = functools.partial(functional.gelu, approximate="tanh")

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import losses
 import pytest
 import torch
 from compositions import agree, close, normal
@@ -15,6 +14,7 @@ import tritonite
 from tritonite import fused
 from tritonite.engine.cross_entropy import head, table
 from tritonite.errors import Unsupported
+from tritonite.testing.compositions import losses
 
 library = torch.ops.tritonite
 FILE = Path(__file__).with_name("distributed_losses.py")

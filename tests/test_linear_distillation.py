@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 from compositions import agree, as_tuple, close, normal
-from divergences import IGNORED, distilled, heads, labels_of, linear_jsd
+from divergences import heads, labels_of, linear_jsd
 
 import tritonite
+from tritonite.testing.compositions.divergences import IGNORED, distilled
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -10,33 +10,10 @@ from conftest import every_second
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
+from tritonite.testing.compositions.layers import multimodal_rotary_embedding as rotated
 
 library = torch.ops.tritonite
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-
-
-def gathered(angles, sections, interleaved_sections):
-    """Return (..., sequence, pairs) angles from the three planes, as transformers' Qwen2-VL and Qwen3-VL do."""
-    if interleaved_sections:
-        chosen = angles[0].clone()
-        for plane in (1, 2):
-            index = slice(plane, 3 * sections[plane], 3)
-            chosen[..., index] = angles[plane, ..., index]
-        return chosen
-    return torch.cat([part[i] for i, part in enumerate(angles.split(sections, -1))], -1)
-
-
-def rotated(query, key, cos, sin, sections, interleaved=False, interleaved_sections=False):
-    cos, sin = (gathered(each, sections, interleaved_sections).unsqueeze(-2) for each in (cos, sin))
-    return [None if each is None else _rotated(each, cos, sin, interleaved) for each in (query, key)]
-
-
-def _rotated(x, cos, sin, interleaved):
-    pairs = cos.shape[-1]
-    a, b = (x[..., : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else x[..., : 2 * pairs].chunk(2, -1)
-    turned = a * cos - b * sin, b * cos + a * sin
-    turned = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
-    return torch.cat((turned, x[..., 2 * pairs :]), -1)
 
 
 CASES = [

@@ -11,106 +11,21 @@ import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
 from tritonite.fused import LinearHead
+from tritonite.testing.compositions.preference import (
+    IGNORED,
+    cpo,
+    dpo,
+    grpo,
+    kto,
+    likelihood,
+    log_probabilities,
+    orpo,
+    simpo,
+)
 from tritonite.testing.tolerances import RTOL
 
-IGNORED = -100
 CLASSES = 11
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-def log_probabilities(head, target, temperature=1.0):
-    """Return log pi of each target, 0 for ignored ones, one token at a time."""
-    hidden, weight, bias = head
-    logits = hidden @ weight.T + (0 if bias is None else bias)
-    rows = []
-    for row, targets in zip(logits, target.tolist(), strict=True):
-        pairs = zip(row, targets, strict=True)
-        own = [(x / temperature).log_softmax(-1)[t] if t != IGNORED else x.sum() * 0 for x, t in pairs]
-        rows.append(torch.stack(own))
-    return torch.stack(rows)
-
-
-def lengths(target):
-    return torch.tensor([max(1, sum(t != IGNORED for t in row)) for row in target.tolist()], device=target.device)
-
-
-def log_sigmoid(x):
-    return -torch.log1p(torch.exp(-x))
-
-
-def halves(x):
-    return x[: len(x) // 2], x[len(x) // 2 :]
-
-
-def likelihood(own, target):
-    """Return the mean of -log pi over the targets of chosen completions."""
-    chosen, _ = halves(own)
-    return -chosen.sum() / max(1, sum(t != IGNORED for row in halves(target)[0].tolist() for t in row))
-
-
-def dpo(head, target, reference, beta=0.1, label_smoothing=0.0, loss_type="sigmoid", average=False):
-    ratio = log_probabilities(head, target).sum(1) - log_probabilities(reference, target).sum(1)
-    chosen, rejected = halves(ratio / lengths(target) if average else ratio)
-    h = chosen - rejected
-    if loss_type == "ipo":
-        return ((h - 1 / (2 * beta)) ** 2).mean()
-    if loss_type == "hinge":
-        return torch.stack([torch.relu(1 - beta * each) for each in h]).mean()
-    return (-(1 - label_smoothing) * log_sigmoid(beta * h) - label_smoothing * log_sigmoid(-beta * h)).mean()
-
-
-def orpo(head, target, beta=0.1):
-    own = log_probabilities(head, target)
-    probability = torch.exp(own.sum(1) / lengths(target))
-    chosen, rejected = halves(probability / (1 - probability))
-    return likelihood(own, target) - beta * log_sigmoid(torch.log(chosen / rejected)).mean()
-
-
-def cpo(head, target, beta=0.1, alpha=1.0, label_smoothing=0.0):
-    own = log_probabilities(head, target)
-    chosen, rejected = halves(own.sum(1))
-    h = beta * (chosen - rejected)
-    preferred = -(1 - label_smoothing) * log_sigmoid(h) - label_smoothing * log_sigmoid(-h)
-    return preferred.mean() + alpha * likelihood(own, target)
-
-
-def simpo(head, target, beta=2.0, gamma=1.0, label_smoothing=0.0):
-    chosen, rejected = halves(log_probabilities(head, target).sum(1) / lengths(target))
-    h = beta * chosen - beta * rejected - gamma
-    return (-(1 - label_smoothing) * log_sigmoid(h) - label_smoothing * log_sigmoid(-h)).mean()
-
-
-def kto(head, target, desirable, reference, kl=0.0, beta=0.1, loss_weights=(1.0, 1.0)):
-    ratio = log_probabilities(head, target).sum(1) - log_probabilities(reference, target).sum(1)
-    losses = []
-    for good, r in zip(desirable.tolist(), ratio, strict=True):
-        value = torch.sigmoid(beta * (r - max(0.0, kl))) if good else torch.sigmoid(beta * (max(0.0, kl) - r))
-        losses.append(loss_weights[0 if good else 1] * (1 - value))
-    return torch.stack(losses).mean()
-
-
-def grpo(head, target, advantages, mask, old, reference, beta, epsilon, temperature, loss_type):
-    target = torch.where(mask, target, IGNORED)
-    own = log_probabilities(head, target, temperature)
-    other = own * 0 if reference is None else log_probabilities(reference, target, temperature)
-    completions = []
-    for i, row in enumerate(target.tolist()):
-        losses = []
-        for t, each in enumerate(row):
-            if each == IGNORED:
-                continue
-            advantage = advantages[i, t] if advantages.dim() == 2 else advantages[i]
-            ratio = torch.exp(own[i, t] - (own[i, t].detach() if old is None else old[i, t]))
-            clipped = ratio.clamp(1 - epsilon[0], 1 + epsilon[1])
-            difference = other[i, t] - own[i, t]
-            divergence = torch.exp(difference) - difference - 1
-            losses.append(-torch.minimum(ratio * advantage, clipped * advantage) + beta * divergence)
-        completions.append(losses)
-    total = sum(sum(losses) for losses in completions)
-    if loss_type == "grpo":
-        return sum(sum(losses) / max(1, len(losses)) for losses in completions) / len(completions)
-    size = target.numel() if loss_type == "dr_grpo" else max(1, sum(map(len, completions)))
-    return total / size
 
 
 def head(sequences=6, tokens=5, size=4, dtype=torch.float32, grad=False, bias=True):
@@ -409,3 +324,18 @@ WRONG = [
 def test_wrong_arguments_are_refused(function, args, options, reason):
     with pytest.raises(Unsupported, match=reason):
         function(*args, **options)
+
+
+def test_weights_of_float64_are_not_rounded_to_float32():
+    torch.manual_seed(9)
+    policy, target = head(4, dtype=torch.float64, grad=True), targets(4)
+    desirable = torch.tensor([True, False, True, False], device=tritonite.device)
+    known, options = torch.zeros(4, dtype=torch.float64, device=tritonite.device), {"beta": 0.1}
+    agree(
+        lambda own: fused.linear_kto(
+            *own[:2], target, desirable, bias=own.bias, reference=known, kl=0.3, loss_weights=(1.1, 0.7), **options
+        ),
+        lambda own: kto(own, target, desirable, known, 0.3, loss_weights=(1.1, 0.7), **options),
+        policy,
+        terms=1,
+    )

@@ -10,18 +10,11 @@ import tritonite
 from tritonite import fused
 from tritonite.engine.short_convolution import meta
 from tritonite.errors import Unsupported
+from tritonite.testing.compositions.layers import short_convolution as convolution
 
 functional = torch.nn.functional
 library = torch.ops.tritonite
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-
-
-def convolution(x, weight, bias=None, activation=None, initial_state=None):
-    before = weight.shape[1] - 1
-    padded = functional.pad(x, (before, 0)) if initial_state is None else torch.cat((initial_state, x), -1)
-    rows = padded.reshape(-1, *padded.shape[-2:])
-    out = functional.conv1d(rows, weight.unsqueeze(1), bias, groups=len(weight)).view(x.shape)
-    return out if activation is None else functional.silu(out)
 
 
 def of(activation):

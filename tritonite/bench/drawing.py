@@ -13,6 +13,7 @@ import torch
 
 import tritonite
 from tritonite.bench.cases import Make, Shape
+from tritonite.bench.fused import Pair
 from tritonite.testing.samples import Sample
 
 
@@ -87,13 +88,17 @@ class Source(Random):
 
 @dataclass(frozen=True)
 class Call:
-    """A drawn call: `op` is the name in reports; the other fields are as in Case."""
+    """A drawn call: `op` is the name in reports; the other fields are as in Case.
+
+    With a `pair`, `overload` is the pair's name.
+    """
 
     op: str
     overload: str
     operands: Callable[[Make], Sequence[torch.Tensor] | Sample]
     given: dict[str, Any] = field(default_factory=dict)
     flops: int | None = None
+    pair: Pair | None = None
 
 
 Draw = Callable[[Source], Call]

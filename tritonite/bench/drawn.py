@@ -13,12 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tritonite
-from tritonite.bench.cases import Case, dtypes_of, matches, own_elements
+from tritonite.bench.cases import DTYPES, Case, dtypes_of, matches, own_elements
 from tritonite.bench.drawing import FAMILIES, Source
 from tritonite.testing.samples import Sample
 
 # Families register when the module is imported.
-for _name in ("families", "lists"):
+for _name in ("families", "lists", "fused_family"):
     importlib.import_module(f"tritonite.bench.{_name}")
 # A call of fewer seconds than this is timed within a CUDA graph, because the host needs about as long to queue a call.
 # The duration is estimated from the rates of a large GPU.
@@ -57,14 +57,16 @@ def _cases(name: str, seed: int, number: int, measures: Sequence[str] | None) ->
     """Draw a call and its dtype, and yield a case for each measure."""
     random = Source(f"{seed} {name} {number}")
     call = FAMILIES[name](random)
-    dtype = random.choice(dtypes_of(tritonite.overloads()[call.overload]))
+    pair = call.pair
+    served = dtypes_of(tritonite.overloads()[call.overload]) if pair is None else pair.dtypes or DTYPES
+    dtype = random.choice(served)
     made = call.operands(lambda *shape: torch.empty(shape, dtype=dtype, device="meta"))
     arguments, keywords = (made.args, made.kwargs) if isinstance(made, Sample) else (made, {})
     leaves = pytree.tree_leaves(list(arguments))
     label = _label(arguments, keywords | call.given, dtype)
     for measure in measures or (_measure(leaves, call.flops),):
         yield Case(
-            call.op, call.overload, name, label, dtype, call.operands, measure, call.given, call.flops, None, number
+            *(call.op, call.overload, name, label, dtype, call.operands, measure, call.given, call.flops, pair, number)
         )
 
 

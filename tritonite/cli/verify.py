@@ -12,7 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from tritonite.cli.common import app, console, dtypes_named
-from tritonite.install.override import select
 
 if TYPE_CHECKING:
     from tritonite.testing import verify as verification
@@ -81,7 +80,7 @@ def _verdict(report: verification.Report) -> str:
 
 
 def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | None, jobs: int) -> None:
-    """Print findings in calls drawn from the schemas. Raises typer.Exit(1) if there are any."""
+    """Print findings in drawn calls. Raises typer.Exit(1) if there are any."""
     from tritonite.testing.fuzz import Tally, fuzz
 
     tally, findings = Tally(), 0
@@ -91,7 +90,8 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
         if finding is not None:
             findings += 1
             console.print(str(finding), highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{tally.calls} calls, {tally.served} served by kernels, {findings} findings")
+    kinds = f"{tally.calls} calls, {tally.fused} of fused operators"
+    console.print(f"{kinds}, {tally.served} served by kernels, {findings} findings")
     for crash in tally.aten_crashes:
         console.print(f"ATen: {crash}", highlight=False, markup=False, soft_wrap=True)
     if findings:
@@ -101,10 +101,15 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
 def _repeated(op: list[str] | None, seed: int, case: int, tally: Tally) -> Iterator[Finding | None]:
     """Yield the finding, or None, of one drawn call of each operator, and print who served it."""
     from tritonite.runtime.stats import counts
-    from tritonite.testing.fuzz import fuzz_one
+    from tritonite.testing.fuzz import chosen_names, fuzz_one
     from tritonite.testing.verify import became
 
-    for name in sorted(select(op)):
+    chosen = chosen_names(op)
+    for name in chosen.fused:
+        yield fuzz_one(name, seed, case)
+        tally.calls, tally.fused, tally.served = tally.calls + 1, tally.fused + 1, tally.served + 1
+        console.print(f"{name}: checked against its composition", highlight=False, markup=False, soft_wrap=True)
+    for name in chosen.overloads:
         before = counts(name)
         yield fuzz_one(name, seed, case)
         ran, reasons = became(before, counts(name))

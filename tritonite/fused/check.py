@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tritonite.dtypes import FLOATS
+from tritonite.engine.iteration import never_overlaps_itself
 from tritonite.errors import Decline
 
 
@@ -37,6 +38,11 @@ def check_floats(**tensors: torch.Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
             raise Decline(f"{name} is {tensor.dtype}: it may be float16, bfloat16, float32 or float64")
+
+
+def share_memory(*tensors: torch.Tensor) -> bool:
+    """Return whether elements of one of the tensors, which a call writes, may share memory with each other."""
+    return any(each.numel() and not never_overlaps_itself(each.shape, each.stride()) for each in tensors)
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], whose: str) -> None:

@@ -13,9 +13,9 @@ import torch
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.cross_entropy.arguments import Classes, Statistics, Targets
 from tritonite.engine.cross_entropy.launch import Loss, finish, make_statistics, read_rows, write_gradient
-from tritonite.engine.iteration import common_device, never_overlaps_itself
+from tritonite.engine.iteration import common_device
 from tritonite.errors import Decline, Unsupported
-from tritonite.fused.check import check_device, check_floats, check_shape
+from tritonite.fused.check import check_device, check_floats, check_shape, share_memory
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
 
@@ -154,7 +154,7 @@ def _check(input, target, weight, token_scale, reduction, label_smoothing, softc
 
 
 def _check_inplace(input):
-    if not never_overlaps_itself(input.shape, input.stride()):
+    if share_memory(input):
         raise Decline("input has elements that share memory: make it contiguous, or call without inplace")
 
 

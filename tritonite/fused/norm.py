@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.iteration import never_overlaps_itself
 from tritonite.engine.norm.launch import backward, forward, forward_in_place
 from tritonite.errors import Decline
-from tritonite.fused.check import check_alike, check_parameters, check_shape
+from tritonite.fused.check import check_alike, check_parameters, check_shape, share_memory
 from tritonite.fused.norm_formulas import LAYER_NORM, check_casting, layer_means_of, rms_kind, rms_means_of
 from tritonite.registry import library_operator
 
@@ -281,7 +280,7 @@ def _check_in_place(x, residual, weight=None, eps=1e-6, offset=0.0, casting="lla
 def add_rms_norm_in_place_host(x, residual, weight=None, eps=1e-6, offset=0.0, casting="llama"):
     """Add x to residual and write the sum's root mean square norm over x: Zhang and Sennrich 2019."""
     _check(x, residual, weight=weight)
-    if not all(never_overlaps_itself(each.shape, each.stride()) for each in (x, residual)):
+    if share_memory(x, residual):
         raise Decline("x or residual has elements that share memory: call rms_norm, or make it contiguous")
     forward_in_place(x, residual, weight, epsilon(eps, x), rms_kind(x, residual, offset, casting))
     return ()

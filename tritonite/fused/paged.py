@@ -14,9 +14,9 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import SINGLE_FLOATS
 from tritonite.engine.attention.paged import Paged, attend_to_pages, write_to_pages
-from tritonite.engine.iteration import INT32_LIMIT, common_device, never_overlaps_itself
+from tritonite.engine.iteration import INT32_LIMIT, common_device
 from tritonite.errors import Decline
-from tritonite.fused.check import check_device, check_shape
+from tritonite.fused.check import check_device, check_shape, share_memory
 from tritonite.ops.matmul import precision_of
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
@@ -301,7 +301,7 @@ def reshape_and_cache_host(key, value, key_cache, value_cache, slot_mapping, key
     """Keys and values of tokens, written to their slots of paged caches: Kwon et al. 2023."""
     _check_write(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
     common_device((key, value, slot_mapping), (key_cache, value_cache))
-    if not all(never_overlaps_itself(each.shape, each.stride()) for each in (key_cache, value_cache)):
+    if share_memory(key_cache, value_cache):
         raise Decline("key_cache or value_cache has elements that share memory: make it contiguous")
     scales = None if key_scale is None else (key_scale, value_scale)
     write_to_pages(key, value, key_cache, value_cache, slot_mapping, scales)

@@ -283,8 +283,9 @@ def linear_kto(
     divergence = kl.to(own).reshape(()) if isinstance(kl, torch.Tensor) else own.new_full((), kl)
     baseline = divergence.clamp(min=0)
     good, bad = loss_weights
-    sign, weights = torch.where(desirable, 1.0, -1.0), torch.where(desirable, float(good), float(bad))
-    losses = weights * functional.sigmoid(-beta * sign * (ratio - baseline))
+    distance = beta * torch.where(desirable, baseline - ratio, ratio - baseline)
+    values = functional.sigmoid(distance)
+    losses = torch.where(desirable, good * values, bad * values)
     rewards = beta * ratio.detach()
     return _mean(losses), KtoMetrics(own.detach(), rewards, baseline)
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from tritonite.dtypes import FLOATS
-from tritonite.engine.iteration import never_overlaps_itself
 from tritonite.engine.rotary import rotate
 from tritonite.errors import Decline, Unsupported
-from tritonite.fused.check import check_device, check_floats, check_shape
+from tritonite.fused.check import check_device, check_floats, check_shape, share_memory
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
 
@@ -214,7 +213,7 @@ def rotary_embedding_in_place_host(query, key, cos, sin, interleaved=False):
     """Rotate query and key in place: Su et al. 2021."""
     _check(query, key, cos, sin)
     sources = (query,) if key is None else (query, key)
-    if not all(never_overlaps_itself(each.shape, each.stride()) for each in sources):
+    if share_memory(*sources):
         raise Decline("query or key has elements that share memory: call rotary_embedding, or make it contiguous")
     rotate(sources, sources, cos, sin, interleaved, False)
     return ()

@@ -10,10 +10,10 @@ import math
 import torch
 
 from tritonite.dtypes import SINGLE_FLOATS
-from tritonite.engine.iteration import common_device, never_overlaps_itself
+from tritonite.engine.iteration import common_device
 from tritonite.engine.short_convolution.launch import LARGEST_WIDTH, Convolution, convolve, gradients, update
 from tritonite.errors import Decline
-from tritonite.fused.check import check_device, check_floats, check_shape
+from tritonite.fused.check import check_device, check_floats, check_shape, share_memory
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
 
@@ -243,7 +243,7 @@ def short_convolution_update_host(x, state, weight, bias=None, activation=None):
     """Append a token to the states in place, and return the causal depthwise convolution at it: Fu et al. 2023."""
     _check_update(x, state, weight, bias, activation)
     common_device([each for each in (x, weight, bias) if each is not None], (state,))
-    if not never_overlaps_itself(state.shape, state.stride()):
+    if share_memory(state):
         raise Decline("state has elements that share memory: make it contiguous")
     batch, channels = math.prod(x.shape[:-1]), x.shape[-1]
     try:

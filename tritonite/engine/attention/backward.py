@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonite.engine.attention.arguments import backward_arguments, tile_sizes
 from tritonite.engine.attention.dropout import gain, head_draws, keep_mask
-from tritonite.engine.attention.forward import key_range, load_rows, locate_block, store_rows
+from tritonite.engine.attention.forward import key_range, load_rows, locate_block, store_rows, window_range
 from tritonite.engine.attention.hopper import backward as hopper
 from tritonite.engine.attention.hopper import fp32_backward
 from tritonite.engine.attention.problem import Problem, compiler_options
@@ -31,13 +31,17 @@ from tritonite.engine.attention.prologue import (
     sequence_extent,
 )
 from tritonite.engine.attention.scores import (
+    ScoreRule,
     add_bias,
+    capped_factor,
     exponentials,
+    head_sink,
     is_rounded,
     load_bias,
     load_logsumexp,
     logsumexp_excess,
     probabilities_in_nats,
+    scaled_products,
     score_factor,
     store_scores,
     visible_scores,
@@ -70,9 +74,10 @@ class KeyTile(NamedTuple):
 
 
 @triton.jit
-def _probabilities(scores, logsumexp, excess, visible, bias_tile, factor, MASKED: tl.constexpr, META: tl.constexpr):
-    """Return the probabilities of products of queries and keys; `excess` is None without an additive bias."""
-    scores *= factor
+def _probabilities(scores, logsumexp, excess, visible, bias_tile, rule, MASKED: tl.constexpr, META: tl.constexpr):
+    """Return the probabilities of results of `scaled_products`; `excess` is None without an additive bias."""
+    if META.capped:
+        scores *= rule.cap
     if bias_tile is not None:
         scores = add_bias(scores, bias_tile)
     if excess is not None:
@@ -85,28 +90,42 @@ def _probabilities(scores, logsumexp, excess, visible, bias_tile, factor, MASKED
 
 
 @triton.jit
-def _excess(q, pointers, strides, block, factor, logsumexp, end, META: tl.constexpr):
-    """Return rows' `logsumexp_excess`, from another pass over the keys up to `end` if any row needs one."""
+def _sink_probabilities(sinks, head, logsumexp, excess, META: tl.constexpr):
+    """Return the probabilities that a head's sink has in rows; `excess` is None without an additive bias."""
+    sink = head_sink(sinks, head, META.nats)
+    if excess is not None:
+        p = probabilities_in_nats(sink, logsumexp, excess, META.natural)
+    else:
+        p = exponentials(sink, logsumexp, META.natural, META.nats)
+    return p
+
+
+@triton.jit
+def _excess(q, pointers, strides, block, head, rule, logsumexp, begin, end, META: tl.constexpr):
+    """Return rows' `logsumexp_excess`, from another pass over the keys from `begin` to `end` if any row needs one."""
     PRECISION: tl.constexpr = META.precision
     BLOCK_M: tl.constexpr = META.block_m
     excess = tl.zeros((BLOCK_M,), tl.float32)
     if tl.max(is_rounded(logsumexp).to(tl.int32), 0) > 0:
         sums = tl.zeros((BLOCK_M,), tl.float32)
-        for start in range(0, end, META.block_n):
+        if pointers.sinks is not None:
+            sums += _sink_probabilities(pointers.sinks, head, logsumexp, excess, META)
+        for start in range(begin, end, META.block_n):
             columns = start + tl.arange(0, META.block_n).to(META.index)
             i, j = block.rows[:, None], columns[None, :]
-            visible = visible_scores(i, j, block.extent, META.causal)
+            visible = visible_scores(i, j, block.extent, META.causal, rule.window)
             bias_tile = load_bias(pointers.bias, strides.bias, i, j, block.extent.keys, visible, META.bias_of_keys)
             k = load_rows(pointers.key, columns, strides.key.row, block.extent.keys, META.head_size, META.block_d, True)
             scores = dot_terms(q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
-            p = _probabilities(scores, logsumexp[:, None], excess[:, None], visible, bias_tile, factor, True, META)
+            scores = scaled_products(scores, rule, META)
+            p = _probabilities(scores, logsumexp[:, None], excess[:, None], visible, bias_tile, rule, True, META)
             sums += tl.sum(p, 1)
         excess = logsumexp_excess(sums, logsumexp, META.natural)
     return excess
 
 
 @triton.jit
-def _add_keys(dq, own, pointers, draws, strides, block, begin, end, factor, MASKED: tl.constexpr, META: tl.constexpr):
+def _add_keys(dq, own, pointers, draws, strides, block, begin, end, rule, MASKED: tl.constexpr, META: tl.constexpr):
     """Return dq after the blocks of keys from `begin` to `end`, with MASKED those that hide some scores.
 
     The gradient of their scores is stored where the bias's is asked for. `own` is the program's `QueryTile`.
@@ -119,12 +138,13 @@ def _add_keys(dq, own, pointers, draws, strides, block, begin, end, factor, MASK
     for start in range(begin, end, META.block_n):
         columns = start + lanes
         i, j = rows[:, None], columns[None, :]
-        visible = visible_scores(i, j, extent, META.causal)
+        visible = visible_scores(i, j, extent, META.causal, rule.window)
         bias_tile = load_bias(pointers.bias, strides.bias, i, j, extent.keys, visible, META.bias_of_keys)
         k = load_rows(pointers.key, columns, strides.key.row, extent.keys, META.head_size, META.block_d, MASKED)
         v = load_rows(pointers.value, columns, strides.value.row, extent.keys, META.value_size, META.block_v, MASKED)
         scores = dot_terms(own.q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
-        p = _probabilities(scores, own.logsumexp[:, None], excess, visible, bias_tile, factor, MASKED, META)
+        scores = scaled_products(scores, rule, META)
+        p = _probabilities(scores, own.logsumexp[:, None], excess, visible, bias_tile, rule, MASKED, META)
         dp = dot_terms(own.grad, split_terms(tl.trans(v), PRECISION), None, PRECISION)
         if draws is not None:
             dp = tl.where(keep_mask(draws, block.first, start, extent.keys, META), dp * draws.gain, 0.0)
@@ -133,12 +153,14 @@ def _add_keys(dq, own, pointers, draws, strides, block, begin, end, factor, MASK
             ds = tl.where(visible, ds, 0.0)
         if pointers.grad_bias is not None:
             store_scores(pointers.grad_bias, ds, strides.grad_bias, rows, columns, extent)
+        if META.capped:
+            ds *= 1 - scores * scores
         dq = dot_terms(split_terms(ds.to(k.dtype), PRECISION), split_terms(k, PRECISION), dq, PRECISION)
     return dq
 
 
 @libentry()
-@triton.jit(do_not_specialize=[*TileSizes._fields, "seed", "offset"])
+@triton.jit(do_not_specialize=[*TileSizes._fields, "seed", "offset", "window"])
 def attend_backward_dq(
     tensors,
     memory,
@@ -154,11 +176,14 @@ def attend_backward_dq(
     seed: tl.int64,
     offset: tl.int64,
     dropout_p: tl.float64,
+    window,
+    softcap,
     META: tl.constexpr,
 ):
     """Compute the gradient of a block of a head's queries, and of a bias of all scores unless grad_bias is None.
 
-    delta and excesses are stored for attend_backward_dkdv.
+    delta and excesses are stored for attend_backward_dkdv. A sink's gradient is its probability times -delta, summed
+    over rows. Without a window or a soft cap the parameter is None.
     """
     wait_for_previous_launch()
     BLOCK_M: tl.constexpr = META.block_m
@@ -184,6 +209,7 @@ def attend_backward_dq(
         grad_bias=head_scores(tensors.grad_bias, strides.grad_bias, here),
         delta=head_row_values(tensors.delta, strides.delta, here),
         excesses=head_row_values(tensors.excesses, strides.delta, here),
+        sinks=tensors.sinks,
     )
     q = load_rows(pointers.query, rows, strides.query.row, extent.queries, META.head_size, BLOCK_D, True)
     grad = load_rows(pointers.grad_out, rows, strides.grad_out.row, extent.queries, META.value_size, META.block_v, True)
@@ -193,18 +219,35 @@ def attend_backward_dq(
     q, grad = split_terms(q, PRECISION), split_terms(grad, PRECISION)
     row_logsumexp = load_logsumexp(pointers.logsumexp, rows, strides.logsumexp.row, extent.queries, META.nats)
     number = tl.full((), scale, tl.float64)
-    factor = score_factor(number, META.nats)
+    factor, cap = score_factor(number, META.nats), None
+    if META.capped:
+        factor, cap = capped_factor(number, softcap, META)
+    rule = ScoreRule(factor, cap, window)
     whole, end = key_range(block, META)
+    begin, inner = 0, 0
+    if META.windowed:
+        begin, inner = window_range(block, end, window, META)
     excess = None
     if pointers.excesses is not None:
-        excess = _excess(q, pointers, strides, block, factor, row_logsumexp, end, META)
+        excess = _excess(q, pointers, strides, block, here.head, rule, row_logsumexp, begin, end, META)
         tl.store(pointers.excesses + rows, excess, mask=rows < extent.queries)
+    if tensors.grad_sinks is not None:
+        by_rows = _sink_probabilities(tensors.sinks, here.head, row_logsumexp, excess, META) * row_delta
+        total = tl.sum(tl.where(rows < extent.queries, by_rows, 0.0), 0)
+        tl.store(tensors.grad_sinks + ((here.batch * heads + here.head) * blocks + here.block), -total)
     own = QueryTile(q, grad, row_logsumexp, row_delta, excess)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    dq = _add_keys(dq, own, pointers, draws, strides, block, 0, whole, factor, False, META)
-    dq = _add_keys(dq, own, pointers, draws, strides, block, whole, end, factor, True, META)
+    if META.windowed:
+        dq = _add_keys(dq, own, pointers, draws, strides, block, begin, inner, rule, True, META)
+    dq = _add_keys(dq, own, pointers, draws, strides, block, inner, whole, rule, False, META)
+    if META.windowed:
+        whole = tl.maximum(whole, inner)
+    dq = _add_keys(dq, own, pointers, draws, strides, block, whole, end, rule, True, META)
     if pointers.grad_bias is not None:
         zeros, lanes = tl.zeros((BLOCK_M, BLOCK_N), tl.float32), tl.arange(0, BLOCK_N).to(META.index)
+        if META.windowed:
+            for start in range(0, tl.minimum(begin, end), BLOCK_N):
+                store_scores(pointers.grad_bias, zeros, strides.grad_bias, rows, start + lanes, extent)
         for start in range(whole + tl.cdiv(tl.maximum(end - whole, 0), BLOCK_N) * BLOCK_N, extent.keys, BLOCK_N):
             store_scores(pointers.grad_bias, zeros, strides.grad_bias, rows, start + lanes, extent)
     dq *= number.to(tl.float32)
@@ -213,7 +256,7 @@ def attend_backward_dq(
 
 @triton.jit
 def _add_query_block(
-    gradients, own, pointers, draws, strides, first, extent, factor, MASKED: tl.constexpr, META: tl.constexpr
+    gradients, own, pointers, draws, strides, first, extent, rule, MASKED: tl.constexpr, META: tl.constexpr
 ):
     """Return (dk, dv) after the block of queries from `first`, which hides some scores with MASKED.
 
@@ -223,7 +266,7 @@ def _add_query_block(
     dk, dv = gradients
     rows = first + tl.arange(0, META.block_m).to(META.index)
     i, j = rows[None, :], own.columns[:, None]
-    visible = visible_scores(i, j, extent, META.causal)
+    visible = visible_scores(i, j, extent, META.causal, rule.window)
     bias_tile = load_bias(pointers.bias, strides.bias, i, j, extent.keys, visible, META.bias_of_keys)
     q = load_rows(pointers.query, rows, strides.query.row, extent.queries, META.head_size, META.block_d, MASKED)
     grad = load_rows(
@@ -235,7 +278,8 @@ def _add_query_block(
     if pointers.excesses is not None:
         excess = tl.load(pointers.excesses + rows, mask=rows < extent.queries, other=0.0)[None, :]
     scores = dot_terms(own.k, split_terms(tl.trans(q), PRECISION), None, PRECISION)
-    p = _probabilities(scores, logsumexp[None, :], excess, visible, bias_tile, factor, MASKED, META)
+    scores = scaled_products(scores, rule, META)
+    p = _probabilities(scores, logsumexp[None, :], excess, visible, bias_tile, rule, MASKED, META)
     weights = p
     if draws is not None:
         kept = tl.trans(keep_mask(draws, first, own.first, extent.keys, META))
@@ -248,11 +292,13 @@ def _add_query_block(
     ds = p * (dp - delta[None, :])
     if MASKED:
         ds = tl.where(visible, ds, 0.0)
+    if META.capped:
+        ds *= 1 - scores * scores
     return dot_terms(split_terms(ds.to(q.dtype), PRECISION), split_terms(q, PRECISION), dk, PRECISION), dv
 
 
 @libentry()
-@triton.jit(do_not_specialize=["heads", "blocks", "queries", "keys", "diagonal", "seed", "offset"])
+@triton.jit(do_not_specialize=["heads", "blocks", "queries", "keys", "diagonal", "seed", "offset", "window"])
 def attend_backward_dkdv(
     tensors,
     memory,
@@ -266,6 +312,8 @@ def attend_backward_dkdv(
     seed: tl.int64,
     offset: tl.int64,
     dropout_p: tl.float64,
+    window,
+    softcap,
     META: tl.constexpr,
 ):
     """Compute the gradients of a block of a head's keys and values, from all queries that see them.
@@ -295,14 +343,24 @@ def attend_backward_dkdv(
     v = load_rows(value, columns, strides.value.row, keys, META.value_size, BLOCK_V, True)
     own = KeyTile(split_terms(k, PRECISION), split_terms(v, PRECISION), block * BLOCK_N, columns)
     number = tl.full((), scale, tl.float64)
-    factor = score_factor(number, META.nats)
+    factor, cap = score_factor(number, META.nats), None
+    if META.capped:
+        factor, cap = capped_factor(number, softcap, META)
+    rule = ScoreRule(factor, cap, window)
     # Queries from `whole` to `last` see all keys in whole blocks. The blocks before `whole`, and a partial last block,
     # are masked.
     first, whole, last = 0, 0, queries // BLOCK_M * BLOCK_M
+    stop = queries
     if META.causal:
         first = tl.minimum(tl.maximum(block * BLOCK_N - diagonal, 0) // BLOCK_M * BLOCK_M, queries)
         whole = tl.cdiv(tl.maximum(block * BLOCK_N + BLOCK_N - 1 - diagonal, 0), BLOCK_M) * BLOCK_M
         whole = tl.minimum(whole, queries)
+    if META.windowed:
+        # The first key leaves the windows of queries from `leaving` on, the last key those from `stop` on.
+        leaving = block * BLOCK_N - diagonal + window
+        stop = tl.minimum(queries, tl.maximum(leaving + BLOCK_N - 1, 0))
+        first, whole = tl.minimum(first, stop), tl.minimum(whole, stop)
+        last = tl.minimum(last, tl.maximum(leaving, 0) // BLOCK_M * BLOCK_M)
     last = tl.maximum(last, whole)
     edges = tl.cdiv(whole - first, BLOCK_M)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
@@ -322,11 +380,13 @@ def attend_backward_dkdv(
         if META.dropout != "":
             flat_head = (batch * heads) * META.ratio + here.head
             draws = head_draws(seed, offset, memory, dropout_p, flat_head, queries, keys, META)
-        for i in range(0, edges + tl.cdiv(queries - last, BLOCK_M)):
+        for i in range(0, edges + tl.cdiv(stop - last, BLOCK_M)):
             start = tl.where(i < edges, first + i * BLOCK_M, last)
-            dk, dv = _add_query_block((dk, dv), own, pointers, draws, strides, start, extent, factor, True, META)
+            if META.windowed:
+                start = tl.where(i < edges, first, last - edges * BLOCK_M) + i * BLOCK_M
+            dk, dv = _add_query_block((dk, dv), own, pointers, draws, strides, start, extent, rule, True, META)
         for start in range(whole, last, BLOCK_M):
-            dk, dv = _add_query_block((dk, dv), own, pointers, draws, strides, start, extent, factor, False, META)
+            dk, dv = _add_query_block((dk, dv), own, pointers, draws, strides, start, extent, rule, False, META)
     store_rows(grad_key, columns, strides.grad_key.row, keys, dk * number.to(tl.float32), META.head_size, BLOCK_D)
     if META.dropout != "":
         dv *= gain(dropout_p)
@@ -340,12 +400,14 @@ def attention_backward(
     logsumexp: torch.Tensor,
     grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     grad_bias: torch.Tensor | None = None,
+    grad_sinks: torch.Tensor | None = None,
 ) -> None:
     """Write the gradients of query, key and value to `grads`, and of the bias to `grad_bias` unless it is None.
 
     `grad_out`, `out` and `grads` are (batch, heads, rows, elements) with contiguous elements. `logsumexp` is float32,
     (batch, heads, rows), with at least as many rows as queries. `grad_bias` is (batch, heads, queries, keys), also for
-    a broadcast bias.
+    a broadcast bias. `grad_sinks`, unless None, is float32, (batch, heads, `problem.query_blocks`), and gets the sinks'
+    gradients summed over each block of queries.
     """
     if grad_bias is None and hopper.serves(problem, grad_out, grads):
         hopper.attention_backward(problem, grad_out, out, logsumexp, grads)
@@ -359,9 +421,11 @@ def attention_backward(
     seed, offset = (0, 0) if dropout is None else dropout.state
     drawn = {"memory": dropout and dropout.memory, "seed": seed, "offset": offset}
     others = drawn | {"dropout_p": 0.0 if dropout is None else dropout.p}
+    others |= {"window": problem.window, "softcap": problem.softcap}
+    dq["tensors"] = dq["tensors"]._replace(grad_sinks=grad_sinks)
     others |= compiler_options(problem.query.dtype is torch.float32)
     tile = problem.tiles.query
-    blocks = -(-problem.queries // tile.BLOCK_M)
+    blocks = problem.query_blocks
     if blocks * problem.batch * heads:
         sizes = tile_sizes(problem, heads, blocks, problem.group)
         attend_backward_dq[(blocks * problem.batch * heads,)](

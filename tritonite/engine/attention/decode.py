@@ -449,7 +449,7 @@ def decodes(problem: Problem, logsumexp: torch.Tensor | None = None) -> bool:
         return False
     few = problem.queries <= table.FEW_QUERIES and problem.queries * problem.ratio <= table.FEW_ROWS
     # Splits depend on the number of other rows, so not in invariant mode.
-    plain = problem.dropout is None and not settings().invariant
+    plain = problem.dropout is None and problem.plain and not settings().invariant
     return plain and few and _keys_of_last_query(problem) >= table.MANY_KEYS
 
 

@@ -20,8 +20,6 @@ class DecodeMeta(AttentionMeta):
     """Compile-time facts of the decoding kernels. A tile's `block_m` rows are queries times `ratio` heads.
 
     page: rows of a page, 0 where keys and values are in one tensor.
-    windowed: a query sees the last `window` keys only.
-    capped: scores have a soft cap.
     split: keys have several splits, whose partial results are stored for combine_splits.
     dependent: combine_splits is a dependent launch, whose programs start before those that they wait for have ended.
     unmasked: blocks of keys that all queries see have a loop without masks.
@@ -29,8 +27,6 @@ class DecodeMeta(AttentionMeta):
     """
 
     page: int = 0
-    windowed: bool = False
-    capped: bool = False
     split: bool = False
     dependent: bool = False
     unmasked: bool = False

@@ -28,11 +28,15 @@ from tritonite.engine.attention.prologue import (
     query_rows,
 )
 from tritonite.engine.attention.scores import (
+    ScoreRule,
     add_bias,
+    capped_factor,
     exponentials,
     finite_max,
+    head_sink,
     load_bias,
     row_logsumexp,
+    scaled_products,
     score_factor,
     visible_scores,
 )
@@ -98,11 +102,24 @@ def key_range(block, META: tl.constexpr):
 
 
 @triton.jit
-def _attend_keys(state, inputs, draws, strides, block, begin, end, factor, MASKED: tl.constexpr, META: tl.constexpr):
+def window_range(block, end, window, META: tl.constexpr):
+    """Return (start of the keys in any query's window, end of the blocks that begin before some query's window).
+
+    The second is at most `end`, and a multiple of a block unless it is `end`.
+    """
+    BLOCK_N: tl.constexpr = META.block_n
+    first = block.first + block.extent.diagonal - window + 1
+    begin = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
+    inner = tl.cdiv(tl.maximum(first + META.block_m - 1, 0), BLOCK_N) * BLOCK_N
+    return begin, tl.minimum(inner, end)
+
+
+@triton.jit
+def _attend_keys(state, inputs, draws, strides, block, begin, end, rule, MASKED: tl.constexpr, META: tl.constexpr):
     """Return (acc, m_i, l_i) after the blocks of keys from `begin` to `end`, with MASKED those that hide some scores.
 
     `inputs` are the query tile, as terms of `split_terms`, and pointers to keys, values and bias. `draws` is None
-    without dropout. Without a mask or a bias, one instruction scales scores and subtracts the row max.
+    without dropout. Without a mask, a bias or a cap, one instruction scales scores and subtracts the row max.
     """
     BLOCK_N: tl.constexpr = META.block_n
     PRECISION: tl.constexpr = META.precision
@@ -113,22 +130,24 @@ def _attend_keys(state, inputs, draws, strides, block, begin, end, factor, MASKE
     for start in range(begin, end, BLOCK_N):
         columns = start + lanes
         i, j = block.rows[:, None], columns[None, :]
-        visible = visible_scores(i, j, extent, META.causal)
+        visible = visible_scores(i, j, extent, META.causal, rule.window)
         bias_tile = load_bias(inputs.bias, strides.bias, i, j, extent.keys, visible, META.bias_of_keys)
         k = load_rows(inputs.key, columns, strides.key.row, extent.keys, META.head_size, META.block_d, MASKED)
         scores = dot_terms(inputs.query, split_terms(tl.trans(k), PRECISION), None, PRECISION)
-        if MASKED or inputs.bias is not None:
-            scores *= factor
+        if (MASKED or META.capped) or inputs.bias is not None:
+            scores = scaled_products(scores, rule, META)
+            if META.capped:
+                scores *= rule.cap
             if inputs.bias is not None:
                 scores = add_bias(scores, bias_tile)
             if MASKED:
                 scores = tl.where(visible, scores, float("-inf"))
             new_max = tl.maximum(m_i, tl.max(scores, 1))
         else:
-            new_max = tl.maximum(m_i, tl.max(scores, 1) * factor)
+            new_max = tl.maximum(m_i, tl.max(scores, 1) * rule.factor)
         base = finite_max(new_max)
-        if not MASKED and inputs.bias is None:
-            scores *= factor
+        if not (MASKED or META.capped) and inputs.bias is None:
+            scores *= rule.factor
         p = exponentials(scores, base[:, None], NATURAL, META.nats)
         rescale = exponentials(m_i, base, NATURAL, META.nats)
         l_i = l_i * rescale + tl.sum(p, 1)
@@ -142,7 +161,7 @@ def _attend_keys(state, inputs, draws, strides, block, begin, end, factor, MASKE
 
 
 @libentry()
-@triton.jit(do_not_specialize=[*TileSizes._fields, "padded", "seed", "offset"])
+@triton.jit(do_not_specialize=[*TileSizes._fields, "padded", "seed", "offset", "window"])
 def attend(
     tensors,
     memory,
@@ -159,12 +178,14 @@ def attend(
     seed: tl.int64,
     offset: tl.int64,
     dropout_p: tl.float64,
+    window,
+    softcap,
     META: tl.constexpr,
 ):
     """Attend a block of a head's queries to all keys that they see.
 
     Queries that see no key get 0. logsumexp is inf behind the last query, up to row `padded`. `memory`, unless None,
-    gets the seed and the offset of dropout.
+    gets the seed and the offset of dropout. Without a window or a soft cap the parameter is None.
     """
     wait_for_previous_launch()
     BLOCK_M: tl.constexpr = META.block_m
@@ -187,14 +208,26 @@ def attend(
     # The row max is taken before scaling, which a positive factor permits.
     number = tl.full((), scale, tl.float64)
     q = split_terms(tl.where(number < 0, -q, q), PRECISION)
-    factor = score_factor(tl.abs(number), META.nats)
+    factor, cap = score_factor(tl.abs(number), META.nats), None
+    if META.capped:
+        factor, cap = capped_factor(tl.abs(number), softcap, META)
+    rule = ScoreRule(factor, cap, window)
     inputs = Tensors(q, key, value, bias)
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
+    if tensors.sinks is not None:
+        m_i = tl.broadcast_to(head_sink(tensors.sinks, here.head, META.nats), (BLOCK_M,))
+        l_i = tl.where(m_i == float("-inf"), 0.0, 1.0)
     whole, end = key_range(block, META)
-    state = _attend_keys((acc, m_i, l_i), inputs, draws, strides, block, 0, whole, factor, False, META)
-    acc, m_i, l_i = _attend_keys(state, inputs, draws, strides, block, whole, end, factor, True, META)
+    inner = 0
+    if META.windowed:
+        begin, inner = window_range(block, end, window, META)
+        acc, m_i, l_i = _attend_keys((acc, m_i, l_i), inputs, draws, strides, block, begin, inner, rule, True, META)
+    state = _attend_keys((acc, m_i, l_i), inputs, draws, strides, block, inner, whole, rule, False, META)
+    if META.windowed:
+        whole = tl.maximum(whole, inner)
+    acc, m_i, l_i = _attend_keys(state, inputs, draws, strides, block, whole, end, rule, True, META)
     no_keys = l_i == 0
     l_i = tl.where(no_keys, 1.0, l_i)
     acc /= l_i[:, None]
@@ -238,6 +271,8 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         seed=seed,
         offset=offset,
         dropout_p=0.0 if dropout is None else dropout.p,
+        window=problem.window,
+        softcap=problem.softcap,
         META=meta,
         **tile.options,
         **compiler_options(problem.query.dtype is torch.float32),

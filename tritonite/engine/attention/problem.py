@@ -39,6 +39,8 @@ class AttentionMeta:
     bias_of_keys: the bias is the same for all queries.
     dropout: "", or the mapping of elements to random numbers, "lanes" or "elements".
     aligned: by "elements", rows begin with the first number of a draw.
+    windowed: a query sees the last `window` keys up to its diagonal only; kernels that read it are causal.
+    capped: scores have a soft cap.
     """
 
     causal: bool
@@ -58,6 +60,8 @@ class AttentionMeta:
     bias_of_keys: bool = False
     dropout: str = ""
     aligned: bool = False
+    windowed: bool = False
+    capped: bool = False
 
 
 class Packed(NamedTuple):
@@ -83,6 +87,16 @@ def compiler_options(natural: bool) -> dict[str, Any]:
     return devices.current.options | ({} if natural else devices.current.flushing)
 
 
+def padded_sizes(head: int, value: int) -> tuple[int, int]:
+    """Return the powers of two that hold a head and a value in a tile; decline sizes that no tile holds."""
+    fewest = _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
+    first, second = max(fewest, power_of_2(head)), max(fewest, power_of_2(value))
+    if max(first, second) > 2 * min(first, second) and not devices.current.interpreted:
+        # Triton compiles wrong gradients for such tiles.
+        raise Decline(f"head size {head} and value size {value}: padded sizes may differ by a factor of 2")
+    return first, second
+
+
 def dot_precision(precision: str, query: torch.Tensor) -> str:
     """Return the precision of products: bf16x6 for exact float32 where bfloat16 tensor cores are fast."""
     exact = precision == "ieee" and query.dtype is torch.float32
@@ -95,6 +109,11 @@ class Problem(NamedTuple):
     bias: None, or (batch, heads, queries, keys): added to scores, or a bool mask that is false for hidden keys.
     causal, diagonal: query i sees the keys up to i + diagonal.
     packed: operands hold all sequences in a batch of 1, without a bias.
+    window: with `causal`, query i sees the last `window` of the keys up to i + diagonal; None for all of these keys.
+    softcap: scores become softcap * tanh(score / softcap) before a bias is added; None for no cap.
+    sinks: (heads,), contiguous: a score of each head's rows that has no value; None for no sinks.
+
+    Only the kernels for all devices serve a window, a soft cap or sinks, and none of them in packed sequences.
     """
 
     query: torch.Tensor
@@ -107,6 +126,14 @@ class Problem(NamedTuple):
     precision: str
     packed: Packed | None = None
     dropout: Dropout | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Return whether there is no window, no soft cap and no sinks."""
+        return self.window is None and self.softcap is None and self.sinks is None
 
     @property
     def batch(self) -> int:
@@ -131,7 +158,7 @@ class Problem(NamedTuple):
     def tensors(self) -> Tensors:
         """Tensors that every pass reads."""
         query_starts, key_starts = self.starts
-        return Tensors(*self[:4], query_starts=query_starts, key_starts=key_starts)
+        return Tensors(*self[:4], query_starts=query_starts, key_starts=key_starts, sinks=self.sinks)
 
     def strides(self, tensor: torch.Tensor | None) -> HeadStrides:
         """Return the strides of a tensor or of None, with batch stride 0 for packed sequences."""
@@ -164,6 +191,11 @@ class Problem(NamedTuple):
         return table.tiles(devices.current.kind, itemsize, self.size, shared_memory, self.bias is not None, dropped)
 
     @property
+    def query_blocks(self) -> int:
+        """Blocks of queries in a head that backward_dq for all devices has."""
+        return -(-self.queries // self.tiles.query.BLOCK_M)
+
+    @property
     def factor(self) -> float | Number:
         """The factor of scores: the call's scale, or 1 / sqrt(head_size)."""
         return 1 / math.sqrt(max(1, self.query.shape[3])) if self.scale is None else self.scale
@@ -192,11 +224,7 @@ class Problem(NamedTuple):
         """Return the facts of a kernel that also reads or writes `tensors`; `least` bounds block_d and block_v."""
         head, value = self.query.shape[3], self.value.shape[3]
         index = offset_type(*[each for each in (*self[:4], *tensors) if each is not None])
-        fewest = _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
-        blocks = [max(fewest, power_of_2(size)) for size in (head, value)]
-        if max(blocks) > 2 * min(blocks) and not devices.current.interpreted:
-            # Triton compiles wrong gradients for such tiles.
-            raise Decline(f"head size {head} and value size {value}: padded sizes may differ by a factor of 2")
+        blocks = padded_sizes(head, value)
         return AttentionMeta(
             causal=self.causal,
             last=self.packed is not None and self.packed.last,
@@ -215,6 +243,8 @@ class Problem(NamedTuple):
             bias_of_keys=self.bias is not None and self.bias.stride(2) == 0,
             dropout="" if self.dropout is None else "lanes" if self.dropout.lanes else "elements",
             aligned=self.dropout is not None and self.keys % 4 == 0,
+            windowed=self.window is not None,
+            capped=self.softcap is not None,
         )
 
     def padded_rows(self, logsumexp: torch.Tensor | None) -> int:

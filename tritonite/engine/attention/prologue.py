@@ -67,6 +67,8 @@ class Tensors(NamedTuple):
     excesses: of delta's shape: rows' `logsumexp_excess`, or None without an additive bias.
     row_stats: what `hopper.backward_dq` leaves for `hopper.backward_dkdv`, in place of delta and excesses.
     query_starts, key_starts: first rows of packed sequences, and the end of the last; None for sequences of a batch.
+    sinks: (heads,): a score of each head's rows that has no value, or None.
+    grad_sinks: float32, (batch, heads, blocks of queries): sums of the sinks' gradients over a block's rows, or None.
     """
 
     query: Any = None
@@ -85,6 +87,8 @@ class Tensors(NamedTuple):
     grad_value: Any = None
     query_starts: Any = None
     key_starts: Any = None
+    sinks: Any = None
+    grad_sinks: Any = None
 
 
 class TileSizes(NamedTuple):

@@ -5,14 +5,35 @@ log2(e) as part of their factor, because GPUs have an instruction for powers of 
 in nats: log2(e) times the lowest or highest finite number would overflow, so the row max is subtracted before that
 product.
 
+A soft cap (Gemma Team 2024, "Gemma 2: Improving Open Language Models at a Practical Size") makes a score
+cap * tanh(score / cap), before a bias is added. A sink (Xiao et al. 2023, "Efficient Streaming Language Models with
+Attention Sinks") is a score of each row that has no value: it adds to the row sum alone.
+
 No function here names a layout, so that Gluon kernels can call them.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from tritonite.language import libdevice
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+class ScoreRule(NamedTuple):
+    """Numbers that make scores of products of queries and keys, and hide some of the scores.
+
+    factor: factor of products, the first result of `capped_factor` or that of `score_factor`.
+    cap: the soft cap in the unit of scores, None without one.
+    window: keys that a query sees, the last of them on its diagonal; None for all.
+    """
+
+    factor: Any
+    cap: Any
+    window: Any
 
 
 @triton.jit
@@ -36,17 +57,52 @@ def score_factor(scale, NATS: tl.constexpr):
 
 
 @triton.jit
+def capped_factor(scale, softcap, META: tl.constexpr):
+    """Return (factor of products in `scaled_products`, soft cap in the unit of scores), both float32."""
+    cap = tl.full((), softcap, tl.float64)
+    factor = scale / cap
+    if not META.natural:
+        factor = factor * (2 * LOG2E)
+    if not META.nats:
+        cap = cap * LOG2E
+    return factor.to(tl.float32), cap.to(tl.float32)
+
+
+@triton.jit
+def scaled_products(products, rule, META: tl.constexpr):
+    """Return products times their factor: scores, or with a soft cap the tanh that the cap multiplies."""
+    result = products * rule.factor
+    if META.capped:
+        if META.natural:
+            result = libdevice.tanh(result)
+        else:
+            result = 1 - 2 / (tl.exp2(result) + 1)
+    return result
+
+
+@triton.jit
+def head_sink(sinks, head, NATS: tl.constexpr):
+    """Load the sink of a head in the unit of scores."""
+    sink = tl.load(sinks + head).to(tl.float32)
+    if not NATS:
+        sink *= LOG2E
+    return sink
+
+
+@triton.jit
 def finite_max(m_i):
     """Return row maxima, 0 for rows that see no key."""
     return tl.where(m_i == float("-inf"), 0.0, m_i)
 
 
 @triton.jit
-def visible_scores(rows, columns, extent, CAUSAL: tl.constexpr):
-    """Return the mask of scores that count, for row and column indices that broadcast."""
+def visible_scores(rows, columns, extent, CAUSAL: tl.constexpr, window=None):
+    """Return the mask of scores that count, for row and column indices that broadcast; `window` as in `ScoreRule`."""
     visible = (rows < extent.queries) & (columns < extent.keys)
     if CAUSAL:
         visible = visible & (columns <= rows + extent.diagonal)
+    if window is not None:
+        visible = visible & (columns > rows + extent.diagonal - window)
     return visible
 
 

@@ -1,4 +1,4 @@
-"""Attention by decoding kernels, and with dropout."""
+"""Attention by decoding kernels, with dropout, and with windows, soft caps and sinks."""
 
 from __future__ import annotations
 
@@ -86,3 +86,32 @@ def dropout(full: bool) -> Iterator[Case]:
                 for specialization in found:
                     label = f"{'lanes' if lanes else 'elements'} of {dtype} {size} over {keys}"
                     yield Case(label, specialization, names)
+
+
+@compile_cases("windowed")
+def windowed(full: bool) -> Iterator[Case]:
+    """Attention with a window, a soft cap, sinks and a bias, alone and together, forward and backward."""
+    calls: dict[str, dict[str, Any]] = {
+        "window": {"causal": True, "diagonal": 100, "window": 200},
+        "cap": {"softcap": 30.0},
+        "sinks": {"causal": True, "sinks": True},
+        "window, cap, sinks and bias": {"causal": True, "window": 200, "softcap": 30.0, "sinks": True, "bias": True},
+    }
+    sizes = (64, 128, 256) if full else (64,)
+    for dtype, size, (name, fields) in itertools.product((torch.bfloat16, torch.float32), sizes, calls.items()):
+        if not full and dtype is torch.float32 and name != "window, cap, sinks and bias":
+            continue
+        query, key = torch.empty(1, 4, 200, size, dtype=dtype), torch.empty(1, 2, 300, size, dtype=dtype)
+        given = fields | {
+            "sinks": torch.empty(4, dtype=dtype) if "sinks" in fields else None,
+            "bias": query.new_empty(1, 4, 200, 300) if "bias" in fields else None,
+        }
+        problem = Problem(query, key, key, None, None, False, 0, "ieee")._replace(**given)
+        logsumexp = query.new_empty(query.shape[:3], dtype=torch.float32)
+        for kind, names in KINDS.items() if full else [("nvidia", ("sm_90",))]:
+            found = launches(attention, (problem, query, logsumexp), kind=kind)
+            partial = None if given["sinks"] is None else torch.empty(1, 4, 4)
+            arguments = (problem, query, query, logsumexp, (query, key, key), given["bias"], partial)
+            found += launches(attention_backward, arguments, kind=kind)
+            for specialization in found:
+                yield Case(f"{name} of {dtype} {size}", specialization, names)

@@ -303,24 +303,24 @@ def _stray_writes(call: Call, expected: Outcome, actual: Outcome) -> tuple[str, 
         storages = [x.untyped_storage() for x in (given, own, aten)]
         if storages[0]._cdata in seen or len({storage.nbytes() for storage in storages}) > 1:
             continue
-        first, ours, theirs = (_bytes(storage) for storage in storages)
+        first, ours, theirs = (bytes_of(storage) for storage in storages)
         seen.add(storages[0]._cdata)
         free = torch.ones(len(first), dtype=torch.bool)
         for name in _written(call):
             for target in pytree.tree_leaves(actual.call.arguments[name]):
                 if isinstance(target, torch.Tensor) and target.untyped_storage()._cdata == storages[1]._cdata:
-                    free[_byte_indices(target, len(first))] = False
+                    free[byte_indices(target, len(first))] = False
         stray = free & (ours != first) & (theirs == first)
         if bool(stray.any()):
             return "stray", f"{int(stray.sum())} bytes outside the elements were written"
     return None
 
 
-def _bytes(storage: Any) -> torch.Tensor:
+def bytes_of(storage: Any) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
 
 
-def _byte_indices(tensor: torch.Tensor, size: int) -> torch.Tensor:
+def byte_indices(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """Return the indices of a tensor's bytes in its storage of `size` bytes."""
     width = tensor.element_size()
     elements = torch.arange(size // width).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -16,30 +16,76 @@ from typing import Any
 
 import torch
 
-from tritonite.install.override import select
+from tritonite.install.override import select, unknown
 from tritonite.registry import overloads
-from tritonite.runtime.stats import counts
+from tritonite.runtime.stats import counts, totals
 from tritonite.testing.fuzz.check import Finding, check, outcome, synchronize
-from tritonite.testing.fuzz.draw import draw
+from tritonite.testing.fuzz.draw import Call, draw
+from tritonite.testing.fuzz.fused import PREFIX, FusedCall, check_fused, draw_fused, named_fused
 
 # Seconds, compilation included, after which a call counts as hanging.
 _PATIENCE = 120.0
+# One of this number of calls is of a fused operator, if both kinds are chosen.
+_FUSED_SHARE = 5
 
 
 @dataclass
 class Tally:
-    """Counts of drawn and of served calls, and the calls in which ATen crashed or hung."""
+    """Counts of drawn and of served calls, `fused` among both, and the calls in which ATen crashed or hung."""
 
     calls: int = 0
     served: int = 0
+    fused: int = 0
     aten_crashes: list[str] = field(default_factory=list)
 
 
 def fuzz_one(overload: str, seed: int, number: int) -> Finding | None:
-    """Check the call of an overload, a seed and a number."""
-    call = draw(overloads()[overload], seed, number)
-    found = check(call)
+    """Check the call of an overload or a fused operator, a seed and a number."""
+    call = _drawn(overload, seed, number)
+    found = check_fused(call) if isinstance(call, FusedCall) else check(call)
     return None if found is None else Finding(found[0], overload, seed, number, str(call), found[1])
+
+
+def _drawn(name: str, seed: int, number: int) -> Call | FusedCall:
+    return draw_fused(name, seed, number) if name.startswith(PREFIX) else draw(overloads()[name], seed, number)
+
+
+def chosen_names(names: str | Iterable[str] | None) -> Chosen:
+    """Return the overloads and the fused operators that patterns name, all without patterns.
+
+    A pattern names fused operators if it begins with "tritonite::", otherwise overloads.
+    """
+    if names is None:
+        return Chosen(sorted(select(None)), named_fused(None))
+    patterns = [names] if isinstance(names, str) else list(names)
+    fused = named_fused(patterns)
+    others = [each for each in patterns if not each.startswith(PREFIX)]
+    if len(others) < len(patterns) and not fused:
+        raise unknown(next(each for each in patterns if each.startswith(PREFIX)))
+    return Chosen(sorted(select(others)) if others else [], fused)
+
+
+@dataclass
+class Chosen:
+    """Names of overloads and of fused operators, whose calls take turns."""
+
+    overloads: list[str]
+    fused: list[str]
+
+    def shuffled(self, seed: int) -> Chosen:
+        source = random.Random(seed)
+        return Chosen(*[source.sample(each, len(each)) for each in (self.overloads, self.fused)])
+
+    def turn(self, total: int) -> tuple[str, int]:
+        """Return the name of the call with the index `total`, and the number of earlier calls of this name."""
+        names = self.overloads or self.fused
+        if self.overloads and self.fused:
+            turns, rest = divmod(total, _FUSED_SHARE)
+            is_fused = rest == _FUSED_SHARE - 1
+            names = self.fused if is_fused else self.overloads
+            total = turns if is_fused else turns * (_FUSED_SHARE - 1) + rest
+        number, which = divmod(total, len(names))
+        return names[which], number
 
 
 def fuzz(
@@ -50,13 +96,12 @@ def fuzz(
     tally: Tally,
     turns: int | None = None,
 ) -> Iterator[Finding]:
-    """Draw calls of the named overloads for a time, yield findings, and count in `tally`.
+    """Draw calls of the named overloads and fused operators for a time, yield findings, and count in `tally`.
 
-    `names` are patterns for `select`; without names all overloads that `enable()` overrides. With `turns` each process
-    ends after this number of calls.
+    `names` are patterns as in `chosen_names`. Without names one call in five is of a fused operator, and the others are
+    of all overloads that `enable()` overrides. With `turns` each process ends after this number of calls.
     """
-    chosen = sorted(select(names))
-    random.Random(seed).shuffle(chosen)
+    chosen = chosen_names(names).shuffled(seed)
     end = time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
     workers = {i: _Worker(context, chosen, seed, i, (processes, turns), 0) for i in range(processes)}
@@ -94,7 +139,7 @@ class _Worker:
     def __init__(
         self,
         context: Any,
-        chosen: list[str],
+        chosen: Chosen,
         seed: int,
         index: int,
         steps: tuple[int, int | None],
@@ -129,6 +174,7 @@ class _Worker:
         elif kind == "done":
             tally.calls += value[0]
             tally.served += value[1]
+            tally.fused += value[2]
         return value if kind == "finding" else None
 
     def stopped(self, kind: str, tally: Tally) -> Finding | None:
@@ -160,7 +206,7 @@ class _Worker:
 
 
 def _work(
-    connection: Any, chosen: list[str], seed: int, index: int, step: int, turns: int | None, turn: int, alone: bool
+    connection: Any, chosen: Chosen, seed: int, index: int, step: int, turns: int | None, turn: int, alone: bool
 ) -> None:
     """Check this process's calls from `turn` on; with `alone` only ATen runs the first."""
     torch.set_num_threads(1)
@@ -171,10 +217,8 @@ def _work(
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream.fileno())
     while turn != turns:
-        total = turn * step + index
-        number, which = divmod(total, len(chosen))
-        name = chosen[which]
-        before = counts(name)
+        name, number = chosen.turn(turn * step + index)
+        before = _launches(name)
         try:
             for finding in _findings(connection, name, seed, number, turn, alone):
                 connection.send(("finding", finding))
@@ -186,10 +230,14 @@ def _work(
             connection.send(("finding", Finding("fuzzer", name, seed, number, name, detail)))
         if alone:
             connection.send(("alone", None))
-        after = counts(name)
-        served = after.launched + after.replayed > before.launched + before.replayed
-        connection.send(("done", (1, int(served))))
+        connection.send(("done", (1, int(_launches(name) > before), int(name.startswith(PREFIX)))))
         turn, alone = turn + 1, False
+
+
+def _launches(name: str) -> int:
+    """Return the number of calls that kernels have served: of an overload, or for a fused operator of all operators."""
+    served = totals() if name.startswith(PREFIX) else counts(name)
+    return served.launched + served.replayed
 
 
 def _findings(connection: Any, name: str, seed: int, number: int, turn: int, alone: bool) -> Iterator[Finding]:
@@ -200,14 +248,15 @@ def _findings(connection: Any, name: str, seed: int, number: int, turn: int, alo
 
     # Drawing calls ATen.
     at(name, "aten")
-    call = draw(overloads()[name], seed, number)
+    call = _drawn(name, seed, number)
     shown = str(call)
     if alone:
         at(shown, "aten")
-        outcome(call)
+        call.compose() if isinstance(call, FusedCall) else outcome(call)
         yield Finding("crash", name, seed, number, shown, "ATen crashes after other calls, and not alone")
         return
-    found = check(call, functools.partial(at, shown))
+    begin = functools.partial(at, shown)
+    found = check_fused(call, begin) if isinstance(call, FusedCall) else check(call, begin)
     synchronize()
     if found is not None:
         yield Finding(found[0], name, seed, number, shown, found[1])

@@ -24,6 +24,16 @@ facts.CANCELLING |= {
     *("chunk_gated_delta_rule", "gated_delta_rule_backward", "gated_rms_norm", "gated_rms_norm_backward"),
     *("short_convolution", "short_convolution_backward"),
 }
+# Attention, and the benchmark's cases of it.
+_ATTENTION = {
+    "paged_attention",
+    *(f"attention{case}{pass_}" for case in ("", "_window", "_softcap", "_sinks") for pass_ in ("", "_trained")),
+    "attention_backward",
+}
+facts.terms(*_ATTENTION)(terms_of_products)
+facts.ROUNDED_TERMS |= _ATTENTION
+facts.CANCELLING |= _ATTENTION
+facts.ZERO_SIGN_OF_ROUNDOFF |= {each for each in _ATTENTION if each.endswith(("_trained", "_backward"))}
 
 
 @facts.terms("chunk_gated_delta_rule", "gated_delta_rule_backward")

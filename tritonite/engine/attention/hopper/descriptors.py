@@ -176,6 +176,7 @@ def serves_operands(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
         devices.has_wgmma(query.device)
         and problem.packed is None
         and problem.dropout is None
+        and problem.plain
         and query.dtype in (torch.float16, torch.bfloat16)
         and _fits_bias(problem)
         and all(map(_fits_tma, tensors))

@@ -101,6 +101,7 @@ def serves_operands(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
         and devices.has_wgmma(query.device)
         and dot_precision(problem.precision, query) == "bf16x6"
         and problem.dropout is None
+        and problem.plain
         and problem.size <= _MOST
         and all([tensor.numel() > 0 and (tensor.stride(3) == 1 or tensor.shape[3] == 1) for tensor in every])
     )

@@ -1,4 +1,6 @@
-"""Compositions of cross entropy in torch's operators, which take float64, for tests of fused losses."""
+"""Compositions of cross entropy, of logits and over a linear head."""
+
+from __future__ import annotations
 
 import torch
 
@@ -38,3 +40,9 @@ def accuracy(x, target, ignore_index=-100):
     """Return the share of tokens whose target has the first of the largest logits."""
     counts = target != ignore_index
     return ((x.argmax(-1) == target) & counts).sum() / counts.sum()
+
+
+def linear_cross_entropy(input, weight, target, bias=None, *, class_weight=None, **options):
+    """Return the cross entropy of the logits of a linear head, and its z-loss."""
+    logits = input @ weight.mT
+    return cross_entropy(logits if bias is None else logits + bias, target, class_weight, **options)
