@@ -49,6 +49,22 @@ def delta_rules(full: bool) -> Iterator[Case]:
 
 
 @compile_cases("delta_rule")
+def single_heads(full: bool) -> Iterator[Case]:
+    """Passes of one head, and of sizes of 1, whose strides and sizes Triton makes constants."""
+    for heads, size in ((1, 16), (2, 1)):
+        rows, gates = torch.empty(2, 100, heads, size, dtype=torch.bfloat16), torch.empty(2, 100, heads)
+        operands, state = (rows, rows, rows, gates, gates), torch.empty(2, heads, size, size)
+        calls: list[tuple[str, tuple[Any, ...]]] = [
+            ("chunk_gated_delta_rule", (*operands, state, None, True, True)),
+            ("recurrent_gated_delta_rule", (*operands, state, None, True, True)),
+            ("gated_delta_rule_backward", (rows, state, *operands, state, None, True)),
+        ]
+        for name, arguments in calls:
+            for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
+                yield Case(f"{name} of {heads} x {size}", specialization, (*TARGETS,) if full else ("sm_90",), True)
+
+
+@compile_cases("delta_rule")
 def short_convolutions(full: bool) -> Iterator[Case]:
     """Convolutions along contiguous tokens and contiguous channels, with and without bias, state and activation."""
     for dtype, width, activation in itertools.product(
