@@ -48,9 +48,9 @@ from tritonite.testing.samples import samples
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
 # Accesses to global memory in PTX.
 _ACCESS = re.compile(r"\b(?:ld|st|atom|red)\.(?:\w+\.)*global|\bcp\.async|\bld\.b|\bst\.b")
-# Conversions to float8 in PTX, and stores of R1, NVIDIA's stack pointer, in machine code.
+# Conversions to float8 in PTX, and R1, NVIDIA's stack pointer, stored or read as two bytes in machine code.
 _TO_FLOAT8 = re.compile(r"\bcvt\.rn\.satfinite\.e[45]m[23]x2")
-_STACK_POINTER_STORED = re.compile(r"\bST[GS]\S* [^;]*, R1 ?;")
+_STACK_POINTER_STORED = re.compile(r"\bST[GS]\S* [^;]*, R1 ?;|\bPRMT \w+, R1\b[^,]*, 0x9910\b")
 # Values of compile-time arguments that are not flags.
 _STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
 # Ends the label of a kernel that a device without inline PTX gets.

@@ -89,6 +89,28 @@ def short_convolutions(full: bool) -> Iterator[Case]:
 
 
 @compile_cases("delta_rule")
+def short_convolutions_of_few(full: bool) -> Iterator[Case]:
+    """Convolutions of few channels and tokens, whose strides and sizes of 1 Triton makes constants."""
+    widths, shapes = (4, 2, 3, 7), ((2, 5, 19), (1, 4, 9), (2, 1, 5), (3, 4, 1), (1, 1, 1))
+    every = itertools.product(widths, shapes, (False, True), (None, "silu"))
+    for width, (batch, channels, tokens), turned, activation in every:
+        if not full and width != widths[0] and (batch, channels) != shapes[0][:2]:
+            continue
+        x, weight = torch.empty(batch, channels, tokens), torch.empty(channels, width)
+        if turned:
+            x = torch.empty(batch, tokens, channels).transpose(1, 2)
+        for bias, state in ((None, None), (weight[:, 0].clone(), torch.empty(batch, channels, width - 1))):
+            calls: tuple[tuple[str, tuple[Any, ...]], ...] = (
+                ("short_convolution", (x, weight, bias, activation, state)),
+                ("short_convolution_backward", (x, x, weight, bias, activation, state)),
+            )
+            for name, arguments in calls:
+                for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
+                    label = f"{name} of {batch} x {channels} x {tokens}, {width} taps {activation}"
+                    yield Case(label, specialization, (*TARGETS,) if full else ("sm_90",))
+
+
+@compile_cases("delta_rule")
 def gated_norms(full: bool) -> Iterator[Case]:
     """Gated norms of rows of several widths: many rows in a program, one, and less than one."""
     for dtype, width, has_weight in itertools.product(
