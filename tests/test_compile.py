@@ -78,3 +78,27 @@ def test_short_columns_stay_in_their_threads():
     assert all(line.endswith("registers") for line in lines), lines
     assert all("v4.b32'} 2" in line for line in lines[:3]), lines
     assert all("v4" not in line for line in lines[3:]), lines
+
+
+_FLOAT8_COPIES = """
+import torch
+from unittest import mock
+import tritonite.fused
+from triton.backends.compiler import GPUTarget
+from tritonite import devices
+from tritonite.install import library
+from tritonite.testing import targets
+x, weight = torch.empty(6, 40), torch.empty(20, 40)
+with targets.recorded_launches() as found, mock.patch.object(devices, "has_float8", lambda _: True):
+    library.registered()["tritonite::fp8_linear"](x, weight, None)
+casts = [each for each in found if each.kernel.__name__ == "cast_float8"]
+print([targets._stores_stack_pointer(each.compile(GPUTarget("cuda", 90, 32))) for each in casts])
+"""
+
+
+@pytest.mark.smoke
+def test_float8_copies_are_not_lost_by_the_assembler():
+    environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", "-c", _FLOAT8_COPIES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[False, False]", done.stderr[-2000:]

@@ -21,7 +21,8 @@ SIZES = [(1, 1, 1), (1, 40, 70), (6, 33, 130), (70, 24, 48)]
 def quantized(x, dtype=torch.float8_e4m3fn):
     """Return the numbers that a float8 tensor with one scale stands for, in float64."""
     most = torch.finfo(dtype).max
-    scale = x.detach().float().abs().max() / most
+    # On a GPU, ATen divides by a number as if it multiplied by the number's rounded inverse.
+    scale = (x.detach().float().abs().max().cpu() / most).to(x.device)
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
     return (x.detach().float() / scale).clamp(-most, most).to(dtype).double() * scale.double()
 

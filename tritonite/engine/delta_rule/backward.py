@@ -32,6 +32,7 @@ from tritonite.engine.delta_rule.tiles import (
     load_state,
     load_vectors,
     locate,
+    numbers,
     product,
     square_block,
     store_rows,
@@ -91,6 +92,8 @@ def pass_back_over_chunks(
     by_o.
     """
     wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    strides, sizes = numbers(strides, sizes, INDEX)
     BLOCK_K: tl.constexpr = META.block_k
     BLOCK_V: tl.constexpr = META.block_v
     CHUNK: tl.constexpr = META.chunk
@@ -238,6 +241,8 @@ def chunk_gradients(
 ):
     """Compute the gradients of a chunk of a key's head, adding those by query and key over the heads that share it."""
     wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    strides, sizes = numbers(strides, sizes, INDEX)
     BLOCK_K: tl.constexpr = META.block_k
     CHUNK: tl.constexpr = META.chunk
     NORMALIZE: tl.constexpr = META.normalize

@@ -20,6 +20,7 @@ from tritonite.engine.delta_rule.tiles import (
     load_state,
     load_vectors,
     locate,
+    numbers,
     product,
     square_block,
     store_rows,
@@ -52,6 +53,8 @@ def pass_over_chunks(
     chunk (`states`), and the corrections, whose rows are contiguous over (heads of the batch, tokens).
     """
     wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    strides, sizes = numbers(strides, sizes, INDEX)
     BLOCK_K: tl.constexpr = META.block_k
     BLOCK_V: tl.constexpr = META.block_v
     CHUNK: tl.constexpr = META.chunk

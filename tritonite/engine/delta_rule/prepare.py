@@ -18,6 +18,7 @@ from tritonite.engine.delta_rule.tiles import (
     load_gates,
     load_vectors,
     locate,
+    numbers,
     product,
     square_block,
 )
@@ -50,6 +51,8 @@ def _inverted(system, META: tl.constexpr):
 def prepare_chunks(inputs, scores, inverses, strides, sizes, tokens, chunks, scale: tl.float64, META: tl.constexpr):
     """Write the scores and the inverted system of a chunk of a head."""
     wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    strides, sizes = numbers(strides, sizes, INDEX)
     CHUNK: tl.constexpr = META.chunk
     NORMALIZE: tl.constexpr = META.normalize
     PRECISION: tl.constexpr = META.precision

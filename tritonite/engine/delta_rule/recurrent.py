@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.delta_rule.problem import Problem, delta_table
-from tritonite.engine.delta_rule.tiles import head_rows, inverse_length, load_state, locate, store_state
+from tritonite.engine.delta_rule.tiles import head_rows, inverse_length, load_state, locate, numbers, store_state
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
@@ -34,6 +34,8 @@ def update_states(inputs, out, final, strides, sizes, tokens, scale: tl.float64,
     states' memory.
     """
     wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    strides, sizes = numbers(strides, sizes, INDEX)
     BLOCK_K: tl.constexpr = META.block_k
     BLOCK_V: tl.constexpr = META.block_v
     NORMALIZE: tl.constexpr = META.normalize

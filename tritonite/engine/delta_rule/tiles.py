@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from tritonite.engine.delta_rule.problem import DeltaSizes, InputStrides, RowStrides
 from tritonite.language.bf16x6 import dot_terms, split_terms
 
 # The addend of squared lengths.
@@ -19,6 +20,33 @@ class Here(NamedTuple):
     batch: Any
     head: Any
     key_head: Any
+
+
+@triton.jit
+def _row_numbers(strides, INDEX: tl.constexpr):
+    return RowStrides(
+        tl.full((), strides.batch, INDEX), tl.full((), strides.token, INDEX), tl.full((), strides.head, INDEX)
+    )
+
+
+@triton.jit
+def numbers(strides, sizes, INDEX: tl.constexpr):
+    """Return strides and sizes as numbers of the dtype INDEX: in loops Triton 3.6 forgets which of a tuple are 1."""
+    plain = InputStrides(
+        _row_numbers(strides.query, INDEX),
+        _row_numbers(strides.key, INDEX),
+        _row_numbers(strides.value, INDEX),
+        _row_numbers(strides.g, INDEX),
+        _row_numbers(strides.beta, INDEX),
+        _row_numbers(strides.out, INDEX),
+    )
+    plain_sizes = DeltaSizes(
+        tl.full((), sizes.heads, tl.int32),
+        tl.full((), sizes.ratio, tl.int32),
+        tl.full((), sizes.key, tl.int32),
+        tl.full((), sizes.value, tl.int32),
+    )
+    return plain, plain_sizes
 
 
 @triton.jit

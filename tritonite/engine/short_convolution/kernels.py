@@ -11,9 +11,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tritonite.engine.short_convolution.meta import OperandStrides, Strides
 from tritonite.language.math import sigmoid
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
+
+
+@triton.jit
+def _numbers(strides, INDEX: tl.constexpr):
+    """Return strides as numbers of the dtype INDEX: in loops Triton 3.6 forgets which of a tuple are 1."""
+    return Strides(
+        tl.full((), strides.batch, INDEX), tl.full((), strides.channel, INDEX), tl.full((), strides.token, INDEX)
+    )
+
+
+@triton.jit
+def _operand_numbers(strides, INDEX: tl.constexpr):
+    """Return the operands' strides as `_numbers` does."""
+    weight = tl.full((), strides.weight[0], INDEX), tl.full((), strides.weight[1], INDEX)
+    x, state = _numbers(strides.x, INDEX), _numbers(strides.state, INDEX)
+    return OperandStrides(x, weight, tl.full((), strides.bias, INDEX), state)
 
 
 @triton.jit
@@ -100,6 +117,9 @@ def convolution_gradients(
     channels), with the bias last.
     """
     wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    strides = _operand_numbers(strides, INDEX)
+    grad_strides, by_x_strides = _numbers(grad_strides, INDEX), _numbers(by_x_strides, INDEX)
     CHANNELS: tl.constexpr = META.channels
     TOKENS: tl.constexpr = META.tokens
     WIDTH: tl.constexpr = META.width

@@ -49,6 +49,22 @@ def delta_rules(full: bool) -> Iterator[Case]:
 
 
 @compile_cases("delta_rule")
+def single_heads(full: bool) -> Iterator[Case]:
+    """Passes of one head, and of sizes of 1, whose strides and sizes Triton makes constants."""
+    for heads, size in ((1, 16), (2, 1)):
+        rows, gates = torch.empty(2, 100, heads, size, dtype=torch.bfloat16), torch.empty(2, 100, heads)
+        operands, state = (rows, rows, rows, gates, gates), torch.empty(2, heads, size, size)
+        calls: list[tuple[str, tuple[Any, ...]]] = [
+            ("chunk_gated_delta_rule", (*operands, state, None, True, True)),
+            ("recurrent_gated_delta_rule", (*operands, state, None, True, True)),
+            ("gated_delta_rule_backward", (rows, state, *operands, state, None, True)),
+        ]
+        for name, arguments in calls:
+            for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
+                yield Case(f"{name} of {heads} x {size}", specialization, (*TARGETS,) if full else ("sm_90",), True)
+
+
+@compile_cases("delta_rule")
 def short_convolutions(full: bool) -> Iterator[Case]:
     """Convolutions along contiguous tokens and contiguous channels, with and without bias, state and activation."""
     for dtype, width, activation in itertools.product(
@@ -70,6 +86,28 @@ def short_convolutions(full: bool) -> Iterator[Case]:
             for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
                 label = f"{name} {dtype} of {width} taps {activation}"
                 yield Case(label, specialization, (*TARGETS,) if full else ("sm_90", "gfx942"))
+
+
+@compile_cases("delta_rule")
+def short_convolutions_of_few(full: bool) -> Iterator[Case]:
+    """Convolutions of few channels and tokens, whose strides and sizes of 1 Triton makes constants."""
+    widths, shapes = (4, 2, 3, 7), ((2, 5, 19), (1, 4, 9), (2, 1, 5), (3, 4, 1), (1, 1, 1))
+    every = itertools.product(widths, shapes, (False, True), (None, "silu"))
+    for width, (batch, channels, tokens), turned, activation in every:
+        if not full and width != widths[0] and (batch, channels) != shapes[0][:2]:
+            continue
+        x, weight = torch.empty(batch, channels, tokens), torch.empty(channels, width)
+        if turned:
+            x = torch.empty(batch, tokens, channels).transpose(1, 2)
+        for bias, state in ((None, None), (weight[:, 0].clone(), torch.empty(batch, channels, width - 1))):
+            calls: tuple[tuple[str, tuple[Any, ...]], ...] = (
+                ("short_convolution", (x, weight, bias, activation, state)),
+                ("short_convolution_backward", (x, x, weight, bias, activation, state)),
+            )
+            for name, arguments in calls:
+                for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
+                    label = f"{name} of {batch} x {channels} x {tokens}, {width} taps {activation}"
+                    yield Case(label, specialization, (*TARGETS,) if full else ("sm_90",))
 
 
 @compile_cases("delta_rule")

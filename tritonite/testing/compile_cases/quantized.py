@@ -89,13 +89,25 @@ def conversions(full: bool) -> Iterator[Case]:
             for name, arguments in calls:
                 for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
                     yield Case(f"{name} {dtype}", specialization, tuple(TARGETS) if full else ("sm_80", "gfx942"))
-    x, weight, grad = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((256, 512), (384, 512), (256, 384))]
-    narrow = torch.empty(512, 256, dtype=_E4M3), torch.empty(512, 384, dtype=_E4M3)
-    one = torch.empty(1)
-    layer: tuple[tuple[str, tuple[Any, ...]], ...] = (
-        ("fp8_linear", (x, weight, torch.empty(384))),
-        ("fp8_linear_backward", (grad, *narrow, one, one, True, True)),
-    )
-    for name, arguments in layer:
-        for specialization in launches(library.registered()[f"tritonite::{name}"], arguments):
-            yield Case(name, specialization, ("sm_90", "sm_100") if full else ("sm_90",))
+
+
+@compile_cases("quantized")
+def float8_layers(full: bool) -> Iterator[Case]:
+    """The float8 layer forward and backward, of few rows and of many."""
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    for dtype, (M, N, K) in itertools.product(
+        dtypes if full else dtypes[1:], ((1, 40, 70), (6, 20, 40), (256, 384, 512))
+    ):
+        x, weight, grad = [torch.empty(shape, dtype=dtype) for shape in ((M, K), (N, K), (M, N))]
+        saved = [torch.empty_strided((K, size), (-(-size // 16) * 16, 1), dtype=_E4M3) for size in (M, N)]
+        one = torch.empty(1)
+        calls: tuple[tuple[str, tuple[Any, ...]], ...] = (
+            ("fp8_linear", (x, weight, torch.empty(N))),
+            ("fp8_linear", (x.t().contiguous().t(), weight)),
+            ("fp8_linear_backward", (grad, *saved, one, one, True, True)),
+        )
+        for name, arguments in calls:
+            with mock.patch.object(devices, "has_float8", lambda _: True):
+                found = launches(library.registered()[f"tritonite::{name}"], arguments)
+            for specialization in found:
+                yield Case(f"{name} of {M} rows, {dtype}", specialization, ("sm_90", "sm_100") if full else ("sm_90",))
