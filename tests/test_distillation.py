@@ -80,7 +80,7 @@ def test_rows_in_several_blocks(name, width, tiny_blocks):
         # The largest logits are in the first block, in the last one, and in another for the teacher.
         with torch.no_grad():
             student[0, 5], student[1, -1], teacher[2, 130] = 30, 30, 30
-        agree_in_float32(*rows_of(name, temperature=0.7), student, teacher, terms=64)
+        agree_in_float32(*rows_of(name, temperature=0.7), student, teacher, terms=width)
 
 
 @EACH

@@ -151,7 +151,8 @@ def test_gradient_checkpointing():
     tritonite.reset_stats()
     compare(model, given, wanted)
     layers = model.config.num_hidden_layers
-    assert tritonite.stats()["tritonite::silu_and_mul"].launched == 2 * layers
+    counts = tritonite.stats()["tritonite::silu_and_mul"]
+    assert counts.launched + counts.replayed == 2 * layers
 
 
 def test_a_model_compiles_without_graph_breaks():

@@ -56,7 +56,10 @@ class _StandIn:
     """An object with all attributes of a model but its head."""
 
     def __init__(self, model: torch.nn.Module, name: str, head: Callable[..., Any]) -> None:
-        vars(self).update(_model=model, _name=name, _head=head)
+        # torch.compile of torch 2.11 does not trace changes of vars(self).
+        object.__setattr__(self, "_model", model)
+        object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_head", head)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
