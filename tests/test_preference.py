@@ -330,9 +330,10 @@ WRONG = [
 @pytest.mark.declines("refused calls")
 @pytest.mark.parametrize(("function", "args", "options", "reason"), WRONG)
 def test_wrong_arguments_are_refused(function, args, options, reason):
-<<<<<<< HEAD
-    with pytest.raises(Unsupported, match=reason):
-        function(*args, **options)
+    for device in (tritonite.device, "meta"):
+        move = lambda value: value.to(device) if isinstance(value, torch.Tensor) else value
+        with pytest.raises(Unsupported, match=reason):
+            function(*map(move, args), **{name: move(value) for name, value in options.items()})
 
 
 def test_weights_of_float64_are_not_rounded_to_float32():
@@ -348,9 +349,3 @@ def test_weights_of_float64_are_not_rounded_to_float32():
         policy,
         terms=1,
     )
-=======
-    for device in (tritonite.device, "meta"):
-        move = lambda value: value.to(device) if isinstance(value, torch.Tensor) else value
-        with pytest.raises(Unsupported, match=reason):
-            function(*map(move, args), **{name: move(value) for name, value in options.items()})
->>>>>>> w-pfix
