@@ -7,6 +7,7 @@ Rule".
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -273,54 +274,27 @@ _ARGUMENTS = (
 _OPERANDS = ("query", "key", "value", "g", "beta", "initial_state")
 
 
-@library_operator(
-    f"chunk_gated_delta_rule{_ARGUMENTS}",
-    fake=_fake,
-    accepts=SINGLE_FLOATS,
-    save=_save,
-    gradient=_gradient,
-    leading=_OPERANDS,
-    pin=("return_final_state", "normalize_qk"),
-)
-def chunk_gated_delta_rule_host(
-    query,
-    key,
-    value,
-    g,
-    beta,
-    initial_state=None,
-    scale=None,
-    return_final_state=False,
-    normalize_qk=False,
-):
-    """Return the gated delta rule's outputs and last states, in chunks of tokens: Yang et al. 2024."""
-    _check(query, key, value, g, beta, initial_state)
-    return _run(chunked, query, key, value, g, beta, initial_state, scale, return_final_state, normalize_qk)
+def _declare(name: str, method: Any, order: str) -> None:
+    """Declare an operator that computes the gated delta rule by `method`, in an order named in its description."""
+
+    def host(query, key, value, g, beta, initial_state=None, scale=None, return_final_state=False, normalize_qk=False):
+        _check(query, key, value, g, beta, initial_state)
+        return _run(method, query, key, value, g, beta, initial_state, scale, return_final_state, normalize_qk)
+
+    host.__doc__ = f"Return the gated delta rule's outputs and last states, {order}: Yang et al. 2024."
+    library_operator(
+        f"{name}{_ARGUMENTS}",
+        fake=_fake,
+        accepts=SINGLE_FLOATS,
+        save=_save,
+        gradient=_gradient,
+        leading=_OPERANDS,
+        pin=("return_final_state", "normalize_qk"),
+    )(host)
 
 
-@library_operator(
-    f"recurrent_gated_delta_rule{_ARGUMENTS}",
-    fake=_fake,
-    accepts=SINGLE_FLOATS,
-    save=_save,
-    gradient=_gradient,
-    leading=_OPERANDS,
-    pin=("return_final_state", "normalize_qk"),
-)
-def recurrent_gated_delta_rule_host(
-    query,
-    key,
-    value,
-    g,
-    beta,
-    initial_state=None,
-    scale=None,
-    return_final_state=False,
-    normalize_qk=False,
-):
-    """Return the gated delta rule's outputs and last states, token by token: Yang et al. 2024."""
-    _check(query, key, value, g, beta, initial_state)
-    return _run(recurrent, query, key, value, g, beta, initial_state, scale, return_final_state, normalize_qk)
+_declare("chunk_gated_delta_rule", chunked, "in chunks of tokens")
+_declare("recurrent_gated_delta_rule", recurrent, "token by token")
 
 
 def _check_in_place(query, key, value, g, beta, state):

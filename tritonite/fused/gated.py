@@ -228,49 +228,35 @@ def gelu_and_mul_backward_host(grad, x, y=None, approximate="none"):
     return _run_gradients(_gelu_and_mul_gradients, grad, x, y, approximate)
 
 
-@library_operator(
-    "relu_and_mul(Tensor x, Tensor? y=None) -> Tensor",
-    fake=_fake,
-    accepts=FLOATS,
-    save=_save,
-    gradient=lambda ctx, grad: torch.ops.tritonite.relu_and_mul_backward(grad, *ctx.saved_tensors),
-    leading=("x", "y"),
-)
-def relu_and_mul_host(x, y=None):
-    """Return relu(x) * y, of two tensors or of the two halves of one: Shazeer 2020."""
-    return _run(_relu_and_mul, x, y)
+def _declare(name: str, kernel: Any, gradients: Any) -> None:
+    """Declare `<name>_and_mul` and `<name>_and_mul_backward` for an activation without options."""
+
+    def host(x, y=None):
+        return _run(kernel, x, y)
+
+    def backward_host(grad, x, y=None):
+        return _run_gradients(gradients, grad, x, y)
+
+    def gradient(ctx, grad):
+        return getattr(torch.ops.tritonite, f"{name}_and_mul_backward")(grad, *ctx.saved_tensors)
+
+    host.__doc__ = f"Return {name}(x) * y, of two tensors or of the two halves of one: Shazeer 2020."
+    backward_host.__doc__ = f"Return the gradients of {name}_and_mul by x and by y; None without y."
+    library_operator(
+        f"{name}_and_mul(Tensor x, Tensor? y=None) -> Tensor",
+        fake=_fake,
+        accepts=FLOATS,
+        save=_save,
+        gradient=gradient,
+        leading=("x", "y"),
+    )(host)
+    library_operator(
+        f"{name}_and_mul_backward(Tensor grad, Tensor x, Tensor? y=None) -> (Tensor, Tensor)",
+        fake=_fake_gradients,
+        accepts=FLOATS,
+        leading=("grad", "x", "y"),
+    )(backward_host)
 
 
-@library_operator(
-    "relu_and_mul_backward(Tensor grad, Tensor x, Tensor? y=None) -> (Tensor, Tensor)",
-    fake=_fake_gradients,
-    accepts=FLOATS,
-    leading=("grad", "x", "y"),
-)
-def relu_and_mul_backward_host(grad, x, y=None):
-    """Return the gradients of relu_and_mul by x and by y; None without y."""
-    return _run_gradients(_relu_and_mul_gradients, grad, x, y)
-
-
-@library_operator(
-    "silu_and_mul(Tensor x, Tensor? y=None) -> Tensor",
-    fake=_fake,
-    accepts=FLOATS,
-    save=_save,
-    gradient=lambda ctx, grad: torch.ops.tritonite.silu_and_mul_backward(grad, *ctx.saved_tensors),
-    leading=("x", "y"),
-)
-def silu_and_mul_host(x, y=None):
-    """Return silu(x) * y, of two tensors or of the two halves of one: Shazeer 2020."""
-    return _run(_silu_and_mul, x, y)
-
-
-@library_operator(
-    "silu_and_mul_backward(Tensor grad, Tensor x, Tensor? y=None) -> (Tensor, Tensor)",
-    fake=_fake_gradients,
-    accepts=FLOATS,
-    leading=("grad", "x", "y"),
-)
-def silu_and_mul_backward_host(grad, x, y=None):
-    """Return the gradients of silu_and_mul by x and by y; None without y."""
-    return _run_gradients(_silu_and_mul_gradients, grad, x, y)
+_declare("relu", _relu_and_mul, _relu_and_mul_gradients)
+_declare("silu", _silu_and_mul, _silu_and_mul_gradients)
