@@ -10,29 +10,25 @@ from tritonite.testing.samples.normalization import terms_of_gradients
 from tritonite.testing.tolerances import ATOL
 
 _NORMS_BACKWARD = ("layer_norm_backward", "rms_norm_backward", "skip_layer_norm_backward", "skip_rms_norm_backward")
-_PRODUCTS = ("mla_decode", "paged_attention", "linear_cross_entropy", "grouped_linear_backward_weight", "moe")
-facts.TERMS |= dict.fromkeys(_PRODUCTS, terms_of_products)
+# Attention, and the benchmark's cases of it.
+_ATTENTION = {
+    *("mla_decode", "paged_attention", "attention_backward"),
+    *(f"attention{case}{pass_}" for case in ("", "_window", "_softcap", "_sinks") for pass_ in ("", "_trained")),
+}
+_HEADS_AND_EXPERTS = {"linear_cross_entropy", "moe"}
+facts.terms(*_ATTENTION, *_HEADS_AND_EXPERTS, "grouped_linear_backward_weight")(terms_of_products)
 # The largest value of a quantised row may have been rounded before.
-facts.ROUNDED_TERMS |= {*_PRODUCTS[:3], "moe", "rms_norm_quantize", "swiglu_quantize"}
+facts.ROUNDED_TERMS |= {*_ATTENTION, *_HEADS_AND_EXPERTS, "rms_norm_quantize", "swiglu_quantize"}
 # Pairs of the benchmark that draw tokens.
 facts.RANDOM |= {"sample", "sample_unfiltered"}
 facts.terms(*_NORMS_BACKWARD, "gated_rms_norm_backward")(terms_of_gradients)
 facts.terms("short_convolution", "short_convolution_backward")(terms_of_gradients)
 facts.CANCELLING |= {
-    *("cross_entropy_backward", "linear_cross_entropy", "mla_decode", "paged_attention"),
+    *("cross_entropy_backward", "linear_cross_entropy", *_ATTENTION),
     *("layer_norm", "rms_norm", "skip_layer_norm", "skip_rms_norm", *_NORMS_BACKWARD),
     *("chunk_gated_delta_rule", "gated_delta_rule_backward", "gated_rms_norm", "gated_rms_norm_backward"),
     *("short_convolution", "short_convolution_backward"),
 }
-# Attention, and the benchmark's cases of it.
-_ATTENTION = {
-    "paged_attention",
-    *(f"attention{case}{pass_}" for case in ("", "_window", "_softcap", "_sinks") for pass_ in ("", "_trained")),
-    "attention_backward",
-}
-facts.terms(*_ATTENTION)(terms_of_products)
-facts.ROUNDED_TERMS |= _ATTENTION
-facts.CANCELLING |= _ATTENTION
 facts.ZERO_SIGN_OF_ROUNDOFF |= {each for each in _ATTENTION if each.endswith(("_trained", "_backward"))}
 
 
