@@ -7,18 +7,18 @@ from conftest import every_second
 
 import tritonite
 from tritonite import devices, fused
+from tritonite.dtypes import FLOATS_OF_16_BITS
 from tritonite.errors import Unsupported
 from tritonite.testing.tolerances import RTOL
 
 library = torch.ops.tritonite
-HALVES = [torch.float16, torch.bfloat16]
 # (rows of x, N, K, group): one row and column, few rows with slices of K, several tiles, groups that do not divide K.
 SIZES = [(1, 1, 2, 128), (1, 70, 512, 128), (5, 37, 320, 64), (40, 33, 130, 48), (3, 20, 70, 70)]
 
 
 @pytest.fixture
 def sliced(monkeypatch):
-    """Run a test on a device with so many multiprocessors that a product of few rows has slices of K."""
+    """Run a test on a device of 64 multiprocessors, where a product of few rows takes split-K."""
     monkeypatch.setattr(devices, "multiprocessors", lambda _: 64)
 
 
@@ -41,7 +41,7 @@ def dequantized(weight, scales, zeros, group):
 
 
 @pytest.mark.smoke
-@every_second(("sizes", "dtype", "symmetric"), SIZES, HALVES, [False, True])
+@every_second(("sizes", "dtype", "symmetric"), SIZES, FLOATS_OF_16_BITS, [False, True])
 def test_products(sizes, dtype, symmetric, sliced):
     M, N, K, group = sizes
     _, weight, scales, zeros = packed(N, K, group, dtype, symmetric)
@@ -51,7 +51,7 @@ def test_products(sizes, dtype, symmetric, sliced):
     close(fused.linear_int4(x, weight, scales, zeros, bias, group=group), exact + bias.double(), terms=16)
 
 
-@every_second(("sizes", "dtype", "symmetric"), SIZES, HALVES, [False, True])
+@every_second(("sizes", "dtype", "symmetric"), SIZES, FLOATS_OF_16_BITS, [False, True])
 def test_dequantised_weights_have_torchs_bits(sizes, dtype, symmetric):
     _, N, K, group = sizes
     _, weight, scales, zeros = packed(N, K, group, dtype, symmetric)
@@ -59,7 +59,7 @@ def test_dequantised_weights_have_torchs_bits(sizes, dtype, symmetric):
     assert torch.equal(actual, dequantized(weight, scales, zeros, group))
 
 
-@every_second(("sizes", "dtype", "symmetric"), SIZES, HALVES, [False, True])
+@every_second(("sizes", "dtype", "symmetric"), SIZES, FLOATS_OF_16_BITS, [False, True])
 def test_packing_rounds_to_the_nearest_number(sizes, dtype, symmetric):
     _, N, K, group = sizes
     given, weight, scales, zeros = packed(N, K, group, dtype, symmetric)
@@ -119,7 +119,7 @@ def test_no_elements(sizes):
     assert torch.equal(result, bias.expand(2, M, N)) and fused.dequantize_int4(*weights, group=16).shape == given.shape
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", FLOATS_OF_16_BITS)
 def test_gradients_by_x_and_by_the_bias(dtype):
     _, weight, scales, zeros = packed(20, 64, 16, dtype)
     x, bias = normal(2, 3, 64, dtype=dtype, grad=True), normal(20, grad=True)

@@ -44,7 +44,7 @@ def agrees(actual, exact, K, bias=0.0):
 
 @pytest.fixture
 def sliced(monkeypatch):
-    """Run a test on a device with so many multiprocessors that a product of few rows has slices of K."""
+    """Run a test on a device of 64 multiprocessors, where a product of few rows takes split-K."""
     monkeypatch.setattr(devices, "multiprocessors", lambda _: 64)
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from tritonite.errors import Decline
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS_OF_16_BITS = (torch.float16, torch.bfloat16)
 FULL_FLOATS = (torch.float32, torch.float64)
 SINGLE_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -67,7 +68,7 @@ _NUMBER_DTYPES = {bool: torch.bool, int: torch.int64}
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for arithmetic on `dtype`: float32 for float16 and bfloat16, `dtype` otherwise."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in FLOATS_OF_16_BITS else dtype
 
 
 def category(dtype: torch.dtype) -> int:

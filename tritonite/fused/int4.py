@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from tritonite.dtypes import FLOATS_OF_16_BITS
 from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue
 from tritonite.engine.iteration import common_device
 from tritonite.engine.quantized.conversions import packed_int4, unpacked
@@ -17,8 +18,6 @@ from tritonite.fused.check import check_device, check_shape
 from tritonite.fused.quantized import check_bias, flattened
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def linear_int4(
@@ -115,7 +114,7 @@ def _check_weight(weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tenso
     for name, tensor in (("scales", scales), ("zeros", zeros)):
         if tensor is not None:
             check_shape(name, tensor, (N, -(-K // group)), "one element for each group")
-            if tensor.dtype not in _HALVES or tensor.dtype is not scales.dtype:
+            if tensor.dtype not in FLOATS_OF_16_BITS or tensor.dtype is not scales.dtype:
                 raise Decline(
                     f"{name} is {tensor.dtype}: it may be float16 or bfloat16, one dtype for scales and zeros"
                 )
@@ -123,7 +122,7 @@ def _check_weight(weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tenso
 
 
 def _check(x, weight, scales, zeros, bias, group):
-    if x.dtype not in _HALVES:
+    if x.dtype not in FLOATS_OF_16_BITS:
         raise Decline(f"x is {x.dtype}: it may be float16 or bfloat16")
     _check_weight(weight, scales, zeros, group)
     if not x.dim() or x.shape[-1] != 2 * weight.shape[1]:
@@ -162,7 +161,7 @@ def _gradient(ctx, grad):
     "linear_int4(Tensor x, Tensor weight, Tensor scales, Tensor? zeros=None, Tensor? bias=None, int group=128)"
     " -> Tensor",
     fake=_fake,
-    accepts=_HALVES,
+    accepts=FLOATS_OF_16_BITS,
     save=_save,
     gradient=_gradient,
     leading=("x",),
@@ -179,7 +178,7 @@ def linear_int4_host(x, weight, scales, zeros=None, bias=None, group=128):
 
 
 def _check_packing(weight, group):
-    if weight.dtype not in _HALVES:
+    if weight.dtype not in FLOATS_OF_16_BITS:
         raise Decline(f"weight is {weight.dtype}: it may be float16 or bfloat16")
     if weight.dim() != 2 or weight.shape[1] % 2:
         raise Decline(f"weight has the shape {tuple(weight.shape)}: it must be (N, K) with an even K")
@@ -197,7 +196,7 @@ def _fake_packing(weight, group=128, symmetric=False):
 @library_operator(
     "pack_int4(Tensor weight, int group=128, bool symmetric=False) -> (Tensor, Tensor, Tensor)",
     fake=_fake_packing,
-    accepts=_HALVES,
+    accepts=FLOATS_OF_16_BITS,
     pin=("group", "symmetric"),
 )
 def pack_int4_host(weight, group=128, symmetric=False):

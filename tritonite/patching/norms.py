@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import devices, fused
+from tritonite.dtypes import FLOATS_OF_16_BITS
 from tritonite.patching.rebind import only_argument
 from tritonite.patching.report import KeepError
 from tritonite.patching.samples import RESOLUTION, check_alike, distance, dtype_and_device, normal, required_arguments
@@ -96,7 +97,7 @@ def recognise_norm(module: torch.nn.Module) -> Norm:
     assert eps is not None
     own, device = dtype_and_device(module)
     # Castings differ in 16 bits alone; a model may be cast after it is patched.
-    dtypes = [own] if own in (torch.float16, torch.bfloat16) else [own, torch.bfloat16]
+    dtypes = [own] if own in FLOATS_OF_16_BITS else [own, torch.bfloat16]
     probes = [_Probe.of(module, eps, (dtype, device)) for dtype in dtypes]
     best, least = None, 1.0
     for formula in _candidates(eps, getattr(module, eps), list(dict(module.named_parameters()))):

@@ -12,7 +12,7 @@ from tritonite import devices
 from tritonite.engine.gemm.kernels.arguments import MatrixStrides
 from tritonite.engine.gemm.kernels.epilogue import own_index, store, tile_at
 from tritonite.engine.iteration import offset_type, power_of_2
-from tritonite.engine.quantized.formats import halves_of_int4, less_constant
+from tritonite.engine.quantized.formats import less_constant, nibbles_of_int4
 from tritonite.engine.quantized.table import quantized_table
 from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.language.math import maximum_nan, true_divide
@@ -274,7 +274,7 @@ def unpack_int4(
     tile = tile_at(batch, row, column, N, half, BLOCK_M, BLOCK_N, INDEX)
     mask = tile.row_mask[:, None] & tile.column_mask[None, :]
     pointers = packed + (tile.rows * strides.packed.row)[:, None] + (tile.columns * strides.packed.column)[None, :]
-    low, high = halves_of_int4(tl.load(pointers, mask=mask, other=0), DTYPE)
+    low, high = nibbles_of_int4(tl.load(pointers, mask=mask, other=0), DTYPE)
     groups = tile.columns // half_group
     scale = _per_group(scales, tile.rows, groups, strides.scales, mask)
     if zeros is None:

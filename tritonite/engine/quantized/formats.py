@@ -44,7 +44,7 @@ def _number(nibbles, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def halves_of_int4(packed, DTYPE: tl.constexpr):
+def nibbles_of_int4(packed, DTYPE: tl.constexpr):
     """Return the low and the high nibbles of a block of bytes, as 16-bit floats of 0 to 15."""
     wide = packed.to(tl.uint16)
     return _number(wide & 0xF, DTYPE), _number(wide >> 4, DTYPE)
@@ -53,5 +53,5 @@ def halves_of_int4(packed, DTYPE: tl.constexpr):
 @triton.jit
 def unpacked_int4(packed, DTYPE: tl.constexpr):
     """Return a (rows, columns) block of bytes as (rows, 2 * columns) numbers of 0 to 15; the low nibble comes first."""
-    low, high = halves_of_int4(packed, DTYPE)
+    low, high = nibbles_of_int4(packed, DTYPE)
     return tl.interleave(low, high)

@@ -13,7 +13,6 @@ from tritonite.registry import operator
 from tritonite.runtime.contract import empty_strided, limit
 from tritonite.runtime.symbols import Limits, zero_or_one
 
-FLOATS_OF_16_BITS = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
 # Dropout probabilities that round to neither 0 nor 1 in float32.
 _DROPOUT = Limits(1, 0, 1 - 2.0**-24, True, 2.0**-149)

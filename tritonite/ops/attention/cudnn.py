@@ -2,6 +2,7 @@
 
 import torch
 
+from tritonite.dtypes import FLOATS_OF_16_BITS
 from tritonite.engine.iteration import broadcast_shape, contiguous_strides, strides_after_conversion
 from tritonite.errors import Decline
 from tritonite.ops.attention import checks
@@ -19,7 +20,7 @@ def _strides_like(query, shape):
 def _problem(query, key, value, attn_bias, dropout_p, is_causal, scale):
     """Check what both passes accept."""
     checks.check_no_dropout(dropout_p, "dropout of cuDNN's, whose mapping of random numbers to elements is its own")
-    checks.check_operands(query, key, value, 8, checks.FLOATS_OF_16_BITS, one_size=False)
+    checks.check_operands(query, key, value, 8, FLOATS_OF_16_BITS, one_size=False)
     bias = checks.expanded_bias(
         *(attn_bias, query, key, (query.dtype,)),
         # ATen broadcasts a bias of three dimensions over heads, so its first size must be 1.
@@ -31,7 +32,7 @@ def _problem(query, key, value, attn_bias, dropout_p, is_causal, scale):
     return checks.problem_of(query, key, value, bias, is_causal, scale)
 
 
-@checks.cuda_operator("_scaled_dot_product_cudnn_attention", checks.FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_cudnn_attention", FLOATS_OF_16_BITS)
 def _cudnn_attention(
     query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale, outs=()
 ):
@@ -48,7 +49,7 @@ def _cudnn_attention(
     return out, logsumexp, None, None, queries, key.shape[2], seed, offset, None
 
 
-@checks.cuda_operator("_scaled_dot_product_cudnn_attention_backward", checks.FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_cudnn_attention_backward", FLOATS_OF_16_BITS)
 def _cudnn_attention_backward(
     grad_out,
     query,

@@ -2,6 +2,7 @@
 
 import torch
 
+from tritonite.dtypes import FLOATS_OF_16_BITS
 from tritonite.engine.attention.dropout import LANES, Dropout
 from tritonite.engine.attention.problem import Packed
 from tritonite.errors import Decline
@@ -29,7 +30,7 @@ def _problem(call, state):
     if any(tensor.dim() != rank for tensor in tensors):
         raise Decline(f"operands have {[tensor.dim() for tensor in tensors]} dimensions, and must have {rank}")
     query, key, value = map(_heads_first, tensors)
-    checks.check_operands(query, key, value, 8, checks.FLOATS_OF_16_BITS, one_size=True)
+    checks.check_operands(query, key, value, 8, FLOATS_OF_16_BITS, one_size=True)
     if starts[0] is None:
         problem = checks.problem_of(query, key, value, None, is_causal, scale, key.shape[2] - query.shape[2])
     else:
@@ -72,7 +73,7 @@ def _flash_backward(call, grad_out, out, logsumexp, state):
     return grads
 
 
-@checks.cuda_operator("_scaled_dot_product_flash_attention", checks.FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_flash_attention", FLOATS_OF_16_BITS)
 def _flash_attention(query, key, value, dropout_p, is_causal, return_debug_mask, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
     lengths = checks.query_and_key_rows(query, key)
@@ -81,7 +82,7 @@ def _flash_attention(query, key, value, dropout_p, is_causal, return_debug_mask,
     return out.transpose(1, 2), logsumexp, None, None, *lengths, *rest
 
 
-@checks.cuda_operator("_scaled_dot_product_flash_attention_backward", checks.FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_flash_attention_backward", FLOATS_OF_16_BITS)
 def _flash_attention_backward(
     grad_out,
     query,
@@ -116,7 +117,7 @@ def _check_no_options(*values):
         raise Decline("a window, seqused_k, alibi_slopes or block_table is given, which is not served")
 
 
-@checks.cuda_operator("_flash_attention_forward", checks.FLOATS_OF_16_BITS)
+@checks.cuda_operator("_flash_attention_forward", FLOATS_OF_16_BITS)
 def _flash_attention_rows(
     query,
     key,
@@ -144,7 +145,7 @@ def _flash_attention_rows(
     return _flash_forward(call, return_debug_mask)
 
 
-@checks.cuda_operator("_flash_attention_backward", checks.FLOATS_OF_16_BITS)
+@checks.cuda_operator("_flash_attention_backward", FLOATS_OF_16_BITS)
 def _flash_attention_rows_backward(
     grad_out,
     query,

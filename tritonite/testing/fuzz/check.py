@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tritonite
-from tritonite.dtypes import FLOATS
+from tritonite.dtypes import FLOATS, FLOATS_OF_16_BITS
 from tritonite.install.override import native_dispatcher, use_gems
 from tritonite.runtime.stats import counts
 from tritonite.testing.fuzz.draw import SUMS, Call
@@ -187,7 +187,7 @@ def _lacks_dtype(call: Call, expected: Outcome, actual: Outcome) -> bool:
 
 def _as_float32(value: Any) -> Any:
     """Convert a tensor of 16-bit floats to float32, with its strides."""
-    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float16, torch.bfloat16):
+    if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS_OF_16_BITS:
         return value
     return torch.empty_strided(value.size(), value.stride(), dtype=torch.float32, device=value.device).copy_(value)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tritonite import devices, fused
-from tritonite.dtypes import SINGLE_FLOATS
+from tritonite.dtypes import FLOATS_OF_16_BITS, SINGLE_FLOATS
 from tritonite.testing.compositions import quantized
 from tritonite.testing.fuzz.fused.drawing import Drawer, FusedCall, draws
 from tritonite.testing.tolerances import RTOL
@@ -83,7 +83,7 @@ def _training(drawer: Drawer, name: str) -> FusedCall:
 
 def _packed(drawer: Drawer, columns: int) -> dict[str, Any]:
     """Draw a packed weight, its scales and zeros, and their group."""
-    inner, dtype = 2 * drawer.choice((1, 4, 8, 16, 33, 64)), drawer.choice((torch.float16, torch.bfloat16))
+    inner, dtype = 2 * drawer.choice((1, 4, 8, 16, 33, 64)), drawer.choice(FLOATS_OF_16_BITS)
     group = drawer.choice((16, 32, 128, inner))
     group = inner if group % 16 and group < inner else group
     shape = columns, -(-inner // group)
@@ -112,7 +112,7 @@ def _int4(drawer: Drawer, name: str) -> FusedCall:
 @draws("pack_int4")
 def _pack(drawer: Drawer, name: str) -> FusedCall:
     """Draw a weight, which its packed numbers stand for within half a step."""
-    inner, dtype = 2 * drawer.choice((1, 4, 8, 16, 33, 64)), drawer.choice((torch.float16, torch.bfloat16))
+    inner, dtype = 2 * drawer.choice((1, 4, 8, 16, 33, 64)), drawer.choice(FLOATS_OF_16_BITS)
     group = drawer.choice((16, 32, 128, inner))
     group = inner if group % 16 and group < inner else group
     given = {"weight": drawer.normal((drawer.choice(_SIZES), inner), dtype), "group": group}
