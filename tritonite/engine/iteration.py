@@ -176,10 +176,11 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[li
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as a matrix of rows along its last dimension, as a copy if no view has this shape."""
+    shape = tensor.shape[:-1].numel(), tensor.shape[-1]
     try:
-        return tensor.view(-1, tensor.shape[-1])
+        return tensor.view(shape)
     except RuntimeError:
-        return tensor.contiguous().view(-1, tensor.shape[-1])
+        return tensor.contiguous().view(shape)
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -16,10 +16,9 @@ from tritonite.engine.cross_entropy.launch import Loss, finish, make_statistics,
 from tritonite.engine.iteration import common_device
 from tritonite.errors import Decline, Unsupported
 from tritonite.fused.check import check_device, check_floats, check_shape, share_memory
+from tritonite.fused.reduction import REDUCTIONS
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
-
-REDUCTIONS = ("none", "mean", "sum")
 
 
 def cross_entropy(

@@ -8,17 +8,16 @@ are computed once more in the backward pass.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import triton
 
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.cross_entropy.head import tokens_of_a_chunk
+from tritonite.engine.cross_entropy.head import Gradients, Head, propagate, tokens_of_a_chunk
+from tritonite.engine.cross_entropy.launch import buffer_for_logits
 from tritonite.engine.divergence.launch import Divergence, Rows, backward, forward, statistics_of
 from tritonite.engine.divergence.meta import FORWARD, JSD, REVERSE
-from tritonite.engine.gemm.product import product
-from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue, Sums
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline, Unsupported
@@ -114,48 +113,22 @@ def linear_jsd(
 # ---- The operator ----------------------------------------------------------------------------------------------------
 
 
-class _Head(NamedTuple):
-    """A linear head: hidden states (tokens, H), weight (V, H) and bias (V,)."""
-
-    hidden: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def check(self, name: str, tokens: int, classes: int) -> None:
-        weight, bias = self.weight, self.bias
-        check_floats(**{name: self.hidden})
-        if self.hidden.dim() != 2 or self.hidden.shape[0] != tokens:
-            raise Decline(f"{name} has the shape {tuple(self.hidden.shape)}: it must be ({tokens}, hidden size)")
-        check_shape(f"{name}_weight", weight, (classes, self.hidden.shape[1]), "that of (classes, hidden size)")
-        if weight.dtype is not self.hidden.dtype:
-            raise Decline(f"{name}_weight is {weight.dtype} and {name} {self.hidden.dtype}: give both one dtype")
-        check_device(f"{name}_weight", weight, name, self.hidden)
-        if bias is not None:
-            check_shape(f"{name}_bias", bias, (classes,), "that of the classes")
-            if bias.dtype not in (weight.dtype, torch.float32):
-                raise Decline(f"{name}_bias is {bias.dtype}: it may be {weight.dtype}, as {name} is, or torch.float32")
-            check_device(f"{name}_bias", bias, name, self.hidden)
-
-    def logits(self, first: int, out: torch.Tensor) -> None:
-        """Write the logits of the tokens from `first` on into `out`, (tokens, V)."""
-        hidden = self.hidden[first : first + len(out)]
-        epilogue = NO_EPILOGUE if self.bias is None else Epilogue(self.bias, beta=1)
-        _multiply(hidden, self.weight.mT, out, epilogue)
-
-
-def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:
-    product(a[None], b[None], out[None], epilogue, Sums(precision_of(a.dtype)))
-
-
-def _buffer(tokens: int, classes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate logits whose rows start at multiples of 16 bytes, as TMA needs."""
-    multiple = 16 // dtype.itemsize
-    return empty((tokens, -(-classes // multiple) * multiple), dtype, device)[:, :classes]
-
-
-@triton.jit
-def _same(x):
-    return x
+def _check_head(
+    name: str, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: int, classes: int
+) -> None:
+    """Decline hidden states other than (tokens, H), a weight other than (classes, H), or a bias that does not fit."""
+    check_floats(**{name: hidden})
+    if hidden.dim() != 2 or hidden.shape[0] != tokens:
+        raise Decline(f"{name} has the shape {tuple(hidden.shape)}: it must be ({tokens}, hidden size)")
+    check_shape(f"{name}_weight", weight, (classes, hidden.shape[1]), "that of (classes, hidden size)")
+    if weight.dtype is not hidden.dtype:
+        raise Decline(f"{name}_weight is {weight.dtype} and {name} {hidden.dtype}: give both one dtype")
+    check_device(f"{name}_weight", weight, name, hidden)
+    if bias is not None:
+        check_shape(f"{name}_bias", bias, (classes,), "that of the classes")
+        if bias.dtype not in (weight.dtype, torch.float32):
+            raise Decline(f"{name}_bias is {bias.dtype}: it may be {weight.dtype}, as {name} is, or torch.float32")
+        check_device(f"{name}_bias", bias, name, hidden)
 
 
 @triton.jit
@@ -163,35 +136,33 @@ def _scaled(loss, scale):
     return loss * scale
 
 
-_SUM = Reduction((0.0,), _same, add_states, added_to_zero)
 _SCALED_SUM = Reduction((0.0,), _scaled, add_states, added_to_zero)
 
 
-def _check(student: _Head, teacher: _Head, labels: torch.Tensor | None, scales: torch.Tensor) -> None:
-    if student.weight.dim() != 2:
-        raise Decline(f"student_weight has the shape {tuple(student.weight.shape)}: it must be (classes, hidden size)")
-    tokens, classes = student.hidden.shape[0] if student.hidden.dim() else 0, student.weight.shape[0]
-    student.check("student", tokens, classes)
-    teacher.check("teacher", tokens, classes)
-    if teacher.hidden.dtype is not student.hidden.dtype:
-        raise Decline(f"teacher is {teacher.hidden.dtype} and student {student.hidden.dtype}: give both one dtype")
-    check_device("teacher", teacher.hidden, "student", student.hidden)
+def _check(student, student_weight, student_bias, teacher, teacher_weight, teacher_bias, labels, scales):
+    if student_weight.dim() != 2:
+        raise Decline(f"student_weight has the shape {tuple(student_weight.shape)}: it must be (classes, hidden size)")
+    tokens, classes = student.shape[0] if student.dim() else 0, student_weight.shape[0]
+    _check_head("student", student, student_weight, student_bias, tokens, classes)
+    _check_head("teacher", teacher, teacher_weight, teacher_bias, tokens, classes)
+    if teacher.dtype is not student.dtype:
+        raise Decline(f"teacher is {teacher.dtype} and student {student.dtype}: give both one dtype")
+    check_device("teacher", teacher, "student", student)
     if labels is not None:
         check_shape("labels", labels, (tokens,), "one for each token")
         if labels.dtype not in (torch.int32, torch.int64):
             raise Decline(f"labels are {labels.dtype}: they may be torch.int32 or torch.int64")
-        check_device("labels", labels, "student", student.hidden)
+        check_device("labels", labels, "student", student)
     check_shape("scales", scales, (1 if labels is None else 2, tokens), "a vector of tokens for each loss")
-    if scales.dtype is not opmath(student.hidden.dtype):
-        raise Decline(f"scales are {scales.dtype}: they must be {opmath(student.hidden.dtype)}")
-    check_device("scales", scales, "student", student.hidden)
+    if scales.dtype is not opmath(student.dtype):
+        raise Decline(f"scales are {scales.dtype}: they must be {opmath(student.dtype)}")
+    check_device("scales", scales, "student", student)
 
 
 def _fake(*arguments):
-    student, student_weight, student_bias, *others = arguments
-    teacher, teacher_weight, teacher_bias, labels, scales, *divergence = others[:8]
-    student_wanted, weight_wanted, bias_wanted = others[8:]
-    _check(_Head(student, student_weight, student_bias), _Head(teacher, teacher_weight, teacher_bias), labels, scales)
+    operands, divergence, (student_wanted, weight_wanted, bias_wanted) = arguments[:8], arguments[8:11], arguments[11:]
+    student, student_weight, student_bias, *_, scales = operands
+    _check(*operands)
     check_divergence(*divergence)
     return (
         scales.new_empty(()),
@@ -259,54 +230,57 @@ def linear_divergence_host(
 
     `scales` has the factor of each token's divergence and, with labels, of its cross entropy.
     """
-    own, other = _Head(student, student_weight, student_bias), _Head(teacher, teacher_weight, teacher_bias)
-    _check(own, other, labels, scales)
+    _check(student, student_weight, student_bias, teacher, teacher_weight, teacher_bias, labels, scales)
     check_divergence(kind, beta, temperature)
-    (tokens, hidden), (classes, _), compute, device = student.shape, student_weight.shape, scales.dtype, student.device
-    none = not tokens * classes
-    make = zeros if none else empty
+    tokens, classes, compute, device = student.shape[0], student_weight.shape[0], scales.dtype, student.device
+    make = empty if tokens and classes else zeros
     total, losses = make((), compute, device), make(scales.shape, compute, device)
-    by_student = make(student.shape, student.dtype, device) if student_wanted else None
-    by_weight = make((classes, hidden), compute, device) if weight_wanted else None
-    biased = bias_wanted and student_bias is not None
-    if none:
-        by_bias = zeros((classes,), _gradient_dtype(student_bias), device) if biased else None
-        return total, losses, by_student, _in_dtype(by_weight, _gradient_dtype(student)), by_bias
-    step = tokens_of_a_chunk(tokens)
-    by_biases = empty((-(-tokens // step), classes), compute, device) if biased else None
-    divergence = Divergence(kind, beta, temperature)
-    logits, others = [_buffer(step, classes, compute, device) for _ in range(2)]
-    gradient = logits
-    if student.dtype is not compute and (student_wanted or weight_wanted or biased):
-        gradient = _buffer(step, classes, student.dtype, device)
-    kept = empty((step, statistics_of(divergence, labels is not None)), compute, device)
+    gradients = Gradients(
+        make(student.shape, student.dtype, device) if student_wanted else None,
+        make(student_weight.shape, compute, device) if weight_wanted else None,
+        make((classes,), compute, device) if bias_wanted and student_bias is not None else None,
+    )
+    if tokens and classes:
+        step, precision = tokens_of_a_chunk(tokens), precision_of(student.dtype)
+        heads = [
+            Head(*each, precision, step)
+            for each in ((student, student_weight, student_bias), (teacher, teacher_weight, teacher_bias))
+        ]
+        _read_heads(heads, labels, scales, losses, Divergence(kind, beta, temperature), gradients)
+        _SCALED_SUM.run((losses, scales), (0, 1), (total,), compute)
+    by_bias = None if gradients.bias is None else gradients.bias.to(_gradient_dtype(student_bias))
+    return total, losses, gradients.input, _in_dtype(gradients.weight, _gradient_dtype(student)), by_bias
+
+
+def _read_heads(
+    heads: Sequence[Head],
+    labels: torch.Tensor | None,
+    scales: torch.Tensor,
+    losses: torch.Tensor,
+    divergence: Divergence,
+    gradients: Gradients,
+) -> None:
+    """Fill the losses of all tokens, and the gradients of their scaled sum, chunk by chunk; the student is first."""
+    own = heads[0]
+    tokens, classes, compute, device = own.input.shape[0], own.weight.shape[0], scales.dtype, scales.device
+    logits = [buffer_for_logits(own.chunk, classes, compute, device) for _ in heads]
+    trained = any(each is not None for each in gradients)
+    gradient = logits[0]
+    if own.input.dtype is not compute and trained:
+        gradient = buffer_for_logits(own.chunk, classes, own.input.dtype, device)
+    kept = empty((own.chunk, statistics_of(divergence, labels is not None)), compute, device)
     scales, labels = scales.contiguous(), None if labels is None else labels.contiguous()
-    for first in range(0, tokens, step):
-        count = min(step, tokens - first)
-        span = slice(first, first + count)
-        own.logits(first, logits[:count])
-        other.logits(first, others[:count])
-        rows = Rows(
-            *(logits[:count], others[:count], tuple([each[span] for each in scales])),
-            labels=None if labels is None else labels[span],
-        )
+    for first in range(0, tokens, own.chunk):
+        span = slice(first, min(first + own.chunk, tokens))
+        student, teacher = (each[: span.stop - first] for each in logits)
+        for head, written in zip(heads, (student, teacher), strict=True):
+            head.logits(span, written)
+        rows = Rows(student, teacher, tuple([each[span] for each in scales]), None if labels is None else labels[span])
         forward(rows, tuple([each[span] for each in losses]), kept, divergence)
-        if not (student_wanted or weight_wanted or biased):
-            continue
-        slopes = gradient[:count]
-        backward(rows, slopes, kept, divergence)
-        if by_student is not None:
-            _multiply(slopes, student_weight, by_student[span])
-        if by_weight is not None:
-            _multiply(slopes.mT, student[span], by_weight, Epilogue(by_weight, beta=1) if first else NO_EPILOGUE)
-        if by_biases is not None:
-            _SUM.run((slopes,), (0,), (by_biases[first // step],), compute)
-    _SCALED_SUM.run((losses, scales), (0, 1), (total,), compute)
-    by_bias = None
-    if by_biases is not None:
-        by_bias = empty((classes,), _gradient_dtype(student_bias), device)
-        _SUM.run((by_biases,), (0,), (by_bias,), compute)
-    return total, losses, by_student, _in_dtype(by_weight, _gradient_dtype(student)), by_bias
+        if trained:
+            slopes = gradient[: span.stop - first]
+            backward(rows, slopes, kept, divergence)
+            propagate(own, first, slopes, gradients)
 
 
 def _in_dtype(tensor: torch.Tensor | None, dtype: torch.dtype | None) -> torch.Tensor | None:

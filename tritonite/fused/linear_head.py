@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from tritonite.engine.cross_entropy.head import Head, tokens_of_a_chunk
+from tritonite.engine.iteration import as_matrix
 from tritonite.errors import Decline
 from tritonite.fused.check import check_device, check_shape
 from tritonite.fused.cross_entropy import check_targets
@@ -41,11 +40,7 @@ def check_head(
 
 def head_of(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, chunk_tokens: int | None) -> Head:
     """Return the head of an input as a matrix, which is a copy if no view has this shape."""
-    size = input.shape[-1]
-    n_tokens = math.prod(input.shape[:-1])
-    try:
-        matrix = input.view(n_tokens, size)
-    except RuntimeError:
-        matrix = input.contiguous().view(n_tokens, size)
+    matrix = as_matrix(input)
+    n_tokens = matrix.shape[0]
     chunk = tokens_of_a_chunk(n_tokens) if chunk_tokens is None else max(1, min(chunk_tokens, n_tokens))
     return Head(matrix, weight, bias, precision_of(input.dtype), chunk)

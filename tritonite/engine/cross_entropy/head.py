@@ -38,6 +38,11 @@ class Head(NamedTuple):
     def product(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:
         product(a[None], b[None], out[None], epilogue, Sums(self.precision))
 
+    def logits(self, tokens: slice, out: torch.Tensor) -> None:
+        """Write the logits of some tokens into `out`, (tokens, V)."""
+        bias = NO_EPILOGUE if self.bias is None else Epilogue(self.bias, beta=1.0)
+        self.product(self.input[tokens], self.weight.mT, out, bias)
+
 
 class Gradients(NamedTuple):
     """Gradients by a head's operands, None for those not wanted; weight and bias in the accumulation dtype."""
@@ -73,19 +78,18 @@ def _chunks(
     n_tokens = head.input.shape[0]
     if not n_tokens:
         return
-    buffer = buffer_for_logits(head.chunk, head.weight.shape[0], head.input)
-    bias = NO_EPILOGUE if head.bias is None else Epilogue(head.bias, beta=1.0)
+    buffer = buffer_for_logits(head.chunk, head.weight.shape[0], head.input.dtype, head.input.device)
     for start in range(0, n_tokens, head.chunk):
         own = slice(start, min(start + head.chunk, n_tokens))
         logits = buffer[: own.stop - start]
-        head.product(head.input[own], head.weight.mT, logits, bias)
+        head.logits(own, logits)
         scale = None if targets.token_scale is None else targets.token_scale[own]
         rows = [None if each is None else each[own] for each in statistics]
         rows[3] = statistics.weight_sum
         yield start, logits, Targets(targets.target[own], targets.weight, scale), Statistics(*rows)
 
 
-def _propagate(head: Head, start: int, logits: torch.Tensor, gradients: Gradients) -> None:
+def propagate(head: Head, start: int, logits: torch.Tensor, gradients: Gradients) -> None:
     """Add what the gradient `logits` by a chunk's logits gives the gradients by input, weight and bias."""
     own = slice(start, start + logits.shape[0])
     if gradients.input is not None:
@@ -109,7 +113,7 @@ def read_head_with_gradients(
     """Fill the statistics of all tokens' logits, and the gradients of the losses' sum."""
     for start, logits, own_targets, own in _chunks(head, targets, statistics):
         replace_by_gradient(logits, own_targets, own, loss)
-        _propagate(head, start, logits, gradients)
+        propagate(head, start, logits, gradients)
 
 
 def write_head_gradients(
@@ -126,4 +130,4 @@ def write_head_gradients(
     for start, logits, own_targets, own in _chunks(head, targets, statistics):
         own_grad = grad[start : start + logits.shape[0]] if grad.dim() else grad
         write_gradient(own_grad, logits, logits, own_targets, own, total, loss, classes, padded=True)
-        _propagate(head, start, logits, gradients)
+        propagate(head, start, logits, gradients)

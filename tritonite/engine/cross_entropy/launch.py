@@ -51,9 +51,9 @@ def _rows_of(x: torch.Tensor) -> Rows:
     return Rows(tuple(sizes[:-1]), tuple(strides[1]), x.stride(-1))
 
 
-def buffer_for_logits(n_rows: int, n_classes: int, like: torch.Tensor) -> torch.Tensor:
+def buffer_for_logits(n_rows: int, n_classes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Allocate logits whose rows have memory for a multiple of 16 classes, as vectors and TMA need."""
-    return empty((n_rows, -(-n_classes // _PADDED) * _PADDED), like.dtype, like.device)[:, :n_classes]
+    return empty((n_rows, -(-n_classes // _PADDED) * _PADDED), dtype, device)[:, :n_classes]
 
 
 def _meta(block: Block, n_columns: int, compute: torch.dtype, index: Any, **facts: Any) -> LossMeta:
