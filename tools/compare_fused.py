@@ -133,7 +133,7 @@ def rows() -> dict[str, Row]:
         "rms_norm": (
             lambda: [x(), normal(WIDTH)],
             lambda x, weight: functional.rms_norm(x, weight.shape, weight, 1e-6),
-            functools.partial(fused.rms_norm, eps=1e-6),
+            fused.rms_norm,
         ),
         "layer_norm": (
             lambda: [x(), normal(WIDTH), normal(WIDTH)],
@@ -149,7 +149,7 @@ def rows() -> dict[str, Row]:
         "geglu": (
             lambda: [normal(ROWS, INNER), normal(ROWS, INNER)],
             lambda a, b: functional.gelu(a, approximate="tanh") * b,
-            functools.partial(fused.geglu, approximate="tanh"),
+            fused.geglu,
         ),
         "cross_entropy": (
             lambda: [normal(ROWS, WORDS), words(ROWS)],
@@ -206,12 +206,14 @@ def peak(call: Callable[[], object]) -> float:
 
 
 def measure(row: Row) -> dict[str, dict[str, float]]:
-    """Return forward and whole milliseconds and the peak in MB by provider, medians of turns."""
+    """Return forward and whole milliseconds and the peak in MB by provider, medians of turns.
+
+    Providers share the operands, and liger-kernel writes gradients over some of them.
+    """
     operands = list(row.make())
     found: dict[str, dict[str, float]] = {}
     calls = {}
     for name, call in row.providers.items():
-        # Fresh leaves: a provider may write into its operands' memory.
         forward = functools.partial(call, *operands)
         whole = functools.partial(_differentiated, call, operands)
         try:
@@ -249,7 +251,7 @@ def llama(batch: int = 4, tokens: int = 2048, layers: int = 16) -> dict[str, dic
     )
     ids = words(batch, tokens)
     found = {}
-    for name in ("eager", "liger", "tritonite")[:: 1 if LIGER else 2]:
+    for name in ("eager", "liger", "tritonite") if LIGER else ("eager", "tritonite"):
         torch.manual_seed(0)
         with torch.device("cuda"):
             model = LlamaForCausalLM(config).to(torch.bfloat16)
