@@ -230,7 +230,7 @@ class Kernel:
         if isinstance(function, type):
             self.scope[name] = function
             return function
-        self.scope[name] = types.FunctionType(function.__code__, self.scope, name)
+        self.scope[name] = types.FunctionType(function.__code__, self.scope, name, function.__defaults__)
         return self.scope[name]
 
     def __call__(self, program, *args, **kwargs):
