@@ -91,7 +91,7 @@ def test_operands_of_any_strides():
     assert torch.equal(fused.fp8_linear(x, weight), expected)
 
 
-@pytest.mark.parametrize("sizes", [(0, 3, 5), (3, 0, 5), (3, 4, 0)])
+@pytest.mark.parametrize("sizes", [(0, 3, 5), (0, 3, 1), (3, 0, 5), (3, 4, 0)])
 def test_no_elements(sizes):
     M, N, K = sizes
     x, weight, bias = normal(2, M, K, grad=True), normal(N, K, grad=True), normal(N, grad=True)

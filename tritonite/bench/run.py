@@ -26,7 +26,7 @@ from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result, Timing
 from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
-from tritonite.errors import InvalidProvider
+from tritonite.errors import InvalidProvider, Unsupported
 from tritonite.registry.names import overload_named
 from tritonite.report.explain import declined_unasked
 from tritonite.runtime.stats import Counts, totals
@@ -170,14 +170,14 @@ def check(case: Case, providers: Sequence[Provider]) -> Check:
 def _times(case: Case, providers: Sequence[Provider], rounds: int) -> tuple[dict[str, Timing], str]:
     """Return times by provider, and the measure taken. Raises what a provider raises.
 
-    A drawn call that waits for the device cannot be captured, and is measured without a graph.
+    A drawn call that waits for the device, or draws random numbers, cannot be captured. It is measured without a graph.
     """
     sample = case.sample()
     functions = _functions(case, providers, case.sample() if case.inplace else sample)
     calls = {each: functools.partial(f, *sample.args, **sample.kwargs) for each, f in functions.items()}
     try:
         return timing.measure(calls, case.packet, case.measure, rounds), case.measure
-    except RuntimeError:
+    except (RuntimeError, Unsupported):
         if case.number is None or case.measure != "graph":
             raise
     return timing.measure(calls, case.packet, "device", rounds), "device"

@@ -17,7 +17,7 @@ from tritonite.dtypes import SINGLE_FLOATS
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.forward import attention as attention_forward
-from tritonite.engine.attention.problem import Problem, padded_sizes
+from tritonite.engine.attention.problem import Problem
 from tritonite.engine.iteration import common_device
 from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.engine.rows.formulas import add_states
@@ -117,7 +117,6 @@ def _check_operands(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
         raise Decline(f"key has {kv_heads} heads, which must divide the query's {query.shape[-3]}")
     if not 0 < query.shape[-1] <= _LARGEST_HEAD or not 0 < size <= _LARGEST_HEAD:
         raise Decline(f"heads have {query.shape[-1]} and {size} elements: they may have 1 to {_LARGEST_HEAD}")
-    padded_sizes(int(query.shape[-1]), int(size))
 
 
 def _check(

@@ -13,12 +13,11 @@ from tritonite.engine.attention import table
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.prologue import ForwardStrides, HeadStrides, Tensors
 from tritonite.engine.iteration import offset_type, power_of_2
-from tritonite.errors import Decline
 from tritonite.runtime.symbols import Number
 
-# Tensor cores take at least _LEAST elements of a product's inner dimension. Next to a head of over _NARROW elements,
-# two warp groups may share a product's columns, and Triton's products of 8 columns on Hopper are wrong or crash.
-_LEAST, _NARROW, _LEAST_SHARED = 16, 64, 32
+# The least padded size of a head. Triton's warp-group products of 16 columns read beyond shared memory, and two warp
+# groups that share 16 columns compute wrong ones.
+_LEAST = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +87,12 @@ def compiler_options(natural: bool) -> dict[str, Any]:
 
 
 def padded_sizes(head: int, value: int) -> tuple[int, int]:
-    """Return the powers of two that hold a head and a value in a tile; decline sizes that no tile holds."""
-    fewest = _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
-    first, second = max(fewest, power_of_2(head)), max(fewest, power_of_2(value))
-    if max(first, second) > 2 * min(first, second) and not devices.current.interpreted:
-        # Triton compiles wrong gradients for such tiles.
-        raise Decline(f"head size {head} and value size {value}: padded sizes may differ by a factor of 2")
-    return first, second
+    """Return the powers of two that hold a head and a value in a tile.
+
+    They differ by a factor of 2 at most: Triton compiles wrong gradients for others.
+    """
+    first, second = max(_LEAST, power_of_2(head)), max(_LEAST, power_of_2(value))
+    return max(first, second // 2), max(second, first // 2)
 
 
 def dot_precision(precision: str, query: torch.Tensor) -> str:

@@ -13,8 +13,9 @@ from tritonite.runtime.contract import Number
 
 # The longest query or key, which a program holds whole.
 LARGEST_KEY = 256
-# The least length of a dimension of Triton's products.
-_LEAST = 16
+# The least length of a dimension of the products, and of a chunk. Triton's warp-group products of 16 columns read
+# beyond shared memory.
+_LEAST, _LEAST_CHUNK = 32, 16
 
 
 class Blocks(NamedTuple):
@@ -58,10 +59,11 @@ _NVIDIA = DeltaTable(
     key_bytes=256,
     recurrent=Blocks(32, 4, 1),
     prepare=Blocks(0, 4, 1),
-    passes=Blocks(32, 4, 2),
-    passes_fp32=Blocks(32, 4, 1),
+    # Two warps: Triton 3.6 compiles wrong passes of warp groups for keys of 64.
+    passes=Blocks(32, 2, 1),
+    passes_fp32=Blocks(32, 2, 1),
     gradients=Blocks(32, 8, 1),
-    gradients_fp32=Blocks(16, 8, 1),
+    gradients_fp32=Blocks(32, 8, 1),
     inverse="tf32",
 )
 _AMD = _NVIDIA._replace(chunk=32, inverse="ieee")
@@ -163,7 +165,7 @@ class Problem(NamedTuple):
         """Tokens of a chunk."""
         table = delta_table()
         size = power_of_2(self.sizes.key) * self.inputs.key.dtype.itemsize
-        return max(_LEAST, table.chunk * table.key_bytes // max(size, table.key_bytes))
+        return max(_LEAST_CHUNK, table.chunk * table.key_bytes // max(size, table.key_bytes))
 
     @property
     def chunks(self) -> int:

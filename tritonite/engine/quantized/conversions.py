@@ -74,7 +74,8 @@ def cast_float8(
         strides: `_CastStrides`.
     """
     wait_for_previous_launch()
-    batch, row, column = own_index(M, N, BLOCK_M, BLOCK_N, 1, INDEX)
+    # An empty matrix has one program, which writes the scale.
+    batch, row, column = own_index(tl.maximum(M, 1), tl.maximum(N, 1), BLOCK_M, BLOCK_N, 1, INDEX)
     tile = tile_at(batch, row, column, M, N, BLOCK_M, BLOCK_N, INDEX)
     factor = true_divide(tl.load(largest), tl.full((), LARGEST, tl.float32))
     factor = tl.where(factor < 1.1754943508222875e-38, 1.0, factor)

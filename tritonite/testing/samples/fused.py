@@ -16,9 +16,11 @@ _ATTENTION = {
     *(f"attention{case}{pass_}" for case in ("", "_window", "_softcap", "_sinks") for pass_ in ("", "_trained")),
 }
 _HEADS_AND_EXPERTS = {"linear_cross_entropy", "moe"}
-facts.terms(*_ATTENTION, *_HEADS_AND_EXPERTS, "grouped_linear_backward_weight")(terms_of_products)
-# The largest value of a quantised row may have been rounded before.
-facts.ROUNDED_TERMS |= {*_ATTENTION, *_HEADS_AND_EXPERTS, "rms_norm_quantize", "swiglu_quantize"}
+_QUANTIZED = {"fp8_linear", "linear_fp8_blocks", "linear_int4", "linear_int8"}
+_PRODUCTS = {*_ATTENTION, *_HEADS_AND_EXPERTS, *_QUANTIZED}
+facts.terms(*_PRODUCTS, "grouped_linear_backward_weight")(terms_of_products)
+# The largest value of a quantised row may have been rounded before. Tensor cores round sums of float8 products.
+facts.ROUNDED_TERMS |= {*_PRODUCTS, "rms_norm_quantize", "swiglu_quantize"}
 # Pairs of the benchmark that draw tokens.
 facts.RANDOM |= {"sample", "sample_unfiltered"}
 facts.terms(*_NORMS_BACKWARD, "gated_rms_norm_backward")(terms_of_gradients)

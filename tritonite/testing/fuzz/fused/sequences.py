@@ -148,7 +148,9 @@ def _write(drawer: Drawer, name: str) -> FusedCall:
     for each, last in (("key_cache", size), ("value_cache", value_size)):
         made = drawer.fractions((blocks, page, heads, last)).to(dtype).to(cache_dtype)
         given[each] = drawer.laid(made, overlap=False)
-    given["slot_mapping"] = drawer.laid(torch.tensor(slots, dtype=drawer.choice((torch.int32, torch.int64))))
+    numbers = torch.tensor(slots, dtype=drawer.choice((torch.int32, torch.int64)))
+    # Of two tokens in one slot either may stay.
+    given["slot_mapping"] = drawer.laid(numbers, overlap=False)
     given |= _scales(drawer, heads, 0.4)
     written = ("key_cache", "value_cache")
     return FusedCall(name, given, attention.reshape_and_cache, written, indices=_INDICES)

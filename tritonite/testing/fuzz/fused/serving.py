@@ -40,7 +40,9 @@ def _attention(drawer: Drawer, name: str) -> FusedCall:
             given["attn_mask"] = drawer.laid(drawer.fractions(shape) < 0.7)
         else:
             given["attn_mask"] = drawer.normal(shape, drawer.parameter_dtype(dtype))
-    return FusedCall(name, given, attention.attention, contiguous=False, slack=2 * _OF_PRODUCTS)
+    # Gradients by scores are differences from the rounded output's, which nearly cancel where a sink leaves few keys.
+    slack = (8 if "sinks" in given else 2) * _OF_PRODUCTS
+    return FusedCall(name, given, attention.attention, contiguous=False, slack=slack)
 
 
 @draws("mla_decode")
