@@ -74,7 +74,7 @@ def short_convolutions(full: bool) -> Iterator[Case]:
     ):
         x, weight = torch.empty(2, 96, 200, dtype=dtype), torch.empty(96, width, dtype=dtype)
         bias, state = (weight[:, 0].clone(), x[..., : width - 1].clone()) if activation else (None, None)
-        past = torch.empty(2, 96, 4, dtype=dtype)
+        past = torch.empty(2, 96, 16, dtype=dtype)
         calls: list[tuple[str, tuple[Any, ...]]] = [("short_convolution_update", (x[..., 0], past, weight, bias))]
         for each in (x, x.transpose(1, 2).contiguous().transpose(1, 2), x[:, :3, :5], x[..., ::2]):
             rows = each.shape[1]

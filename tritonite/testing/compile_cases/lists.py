@@ -25,7 +25,7 @@ def _calls(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield "_foreach_sqrt", (xs,)
     yield "_foreach_add.List", (xs, ys)
     yield "_foreach_add_.List", (_list(dtype, 3, 1), _list(dtype, 3, 1))
-    yield "_foreach_mul_.Scalar", (xs, 2)
+    yield "_foreach_mul_.Scalar", (xs, dtype is torch.bool or 2)
     yield "_foreach_mul_.Tensor", (xs, torch.ones((), dtype=dtype))
     yield "_foreach_addcdiv_.ScalarList", (xs, ys, zs, [1.0, 2.0, 3.0])
     yield "_foreach_norm.Scalar", (xs,)
