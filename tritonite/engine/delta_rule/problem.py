@@ -33,8 +33,8 @@ class Blocks(NamedTuple):
 class DeltaTable(NamedTuple):
     """Blocks of a kind of device.
 
-    `chunk`: tokens of a chunk, a power of 2 from 16, for keys of up to `key_bytes` bytes. Longer keys have fewer, so
-    that a chunk's tiles fit in shared memory.
+    `chunk`: tokens of a chunk, a power of 2 from 16, for keys of up to `key_bytes` bytes; `chunk_fp32` for float32.
+    Longer keys have fewer, so that a chunk's tiles fit in shared memory.
     `recurrent`: programs that update a state token by token.
     `prepare`: programs of a chunk's scores and inverted system; they have no value columns.
     `passes`: programs of a head's value columns that pass over the chunks, for 16-bit floats.
@@ -44,6 +44,7 @@ class DeltaTable(NamedTuple):
     """
 
     chunk: int
+    chunk_fp32: int
     key_bytes: int
     recurrent: Blocks
     prepare: Blocks
@@ -56,10 +57,13 @@ class DeltaTable(NamedTuple):
 
 _NVIDIA = DeltaTable(
     chunk=64,
+    # Fewer rows than warp groups multiply, whose products of bfloat16 terms Triton 3.6 compiles wrong.
+    chunk_fp32=32,
     key_bytes=256,
     recurrent=Blocks(32, 4, 1),
     prepare=Blocks(0, 4, 1),
-    # Two warps: Triton 3.6 compiles wrong passes of warp groups for keys of 64.
+    # Two warps: Triton 3.6 lets warp groups read operands that other warps have not published (a proxy fence behind
+    # the barrier), as the state of a pass is.
     passes=Blocks(32, 2, 1),
     passes_fp32=Blocks(32, 2, 1),
     gradients=Blocks(32, 8, 1),
@@ -71,7 +75,7 @@ TABLE: dict[str, DeltaTable] = {
     "nvidia": _NVIDIA,
     "none": _AMD,
     "amd": _AMD,
-    "interpreter": _AMD._replace(chunk=64),
+    "interpreter": _AMD._replace(chunk=64, chunk_fp32=64),
 }
 
 
@@ -165,7 +169,8 @@ class Problem(NamedTuple):
         """Tokens of a chunk."""
         table = delta_table()
         size = power_of_2(self.sizes.key) * self.inputs.key.dtype.itemsize
-        return max(_LEAST_CHUNK, table.chunk * table.key_bytes // max(size, table.key_bytes))
+        most = table.chunk * table.key_bytes // max(size, 1)
+        return max(_LEAST_CHUNK, min(table.chunk_fp32 if self.single else table.chunk, most))
 
     @property
     def chunks(self) -> int:
