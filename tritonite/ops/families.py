@@ -29,6 +29,7 @@ FAMILIES = (
     "movement",
     "normalization",
     "nll_loss",
+    "pairwise_distance",
     "polynomial",
     "probability",
     "random",
