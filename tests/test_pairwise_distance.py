@@ -28,15 +28,11 @@ def normal(*shape, dtype=torch.float32):
     return torch.randn(shape, device=tritonite.device).to(dtype)
 
 
-@pytest.fixture(params=["32-bit offsets", "64-bit offsets"])
-def offsets(request, monkeypatch):
-    if request.param == "64-bit offsets":
-        monkeypatch.setattr(distances, "INT32_LIMIT", 1)
-
-
-@pytest.mark.parametrize("p", NORMS)
-def test_several_tiles_and_sums(p, offsets):
+@pytest.mark.parametrize(("p", "far"), [*((p, False) for p in NORMS), (2.0, True)])
+def test_several_tiles_and_sums(p, far, monkeypatch):
     """Rows of both matrices make several tiles; there are more features than terms of a partial sum."""
+    if far:
+        monkeypatch.setattr(distances, "INT32_LIMIT", 1)
     x, y = normal(70, 37), normal(37, 131).t()
     distance = same("_cdist_forward", x, y, p, 2)
     same("_cdist_backward", normal(131, 70).t(), x, y, p, distance)
