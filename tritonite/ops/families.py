@@ -25,6 +25,7 @@ FAMILIES = (
     "indexing",
     "jagged",
     "loss",
+    "margin_loss",
     "matmul",
     "movement",
     "normalization",
