@@ -190,12 +190,13 @@ def _label_losses(
     """Write the loss of a row, and which classes are labels, to a contiguous `is_target`."""
     wait_for_previous_launch()
     meta: tl.constexpr = META
+    CLASSES: tl.constexpr = meta.classes
     row = tl.program_id(0).to(meta.index)
     scores, targets = x + row * x_strides[0], target + row * target_strides[0]
-    labels = _labels(targets, target_strides[1], n_classes, META)
     score_stride = tl.full((), x_strides[1], meta.index)
     target_stride = tl.full((), target_strides[1], meta.index)
-    total = tl.zeros((meta.classes,), meta.compute)
+    labels = _labels(targets, target_stride, n_classes, META)
+    total = tl.zeros((CLASSES,), meta.compute)
     margin = tl.full((), 1.0, meta.compute)
     for begin in range(0, n_classes, meta.classes):
         column = begin + tl.arange(0, meta.classes).to(meta.index)
@@ -242,9 +243,9 @@ def _label_gradients(
     first = (tl.program_id(0) % blocks) * CLASSES
     scores, targets = x + row * x_strides[0], target + row * target_strides[0]
     marks = is_target + row * is_target_strides[0]
-    labels = _labels(targets, target_strides[1], n_classes, META)
     score_stride = tl.full((), x_strides[1], meta.index)
     target_stride = tl.full((), target_strides[1], meta.index)
+    labels = _labels(targets, target_stride, n_classes, META)
     mark_stride = tl.full((), is_target_strides[1], meta.index)
     lane = tl.arange(0, CLASSES).to(meta.index)
     column = first + lane

@@ -17,6 +17,7 @@ FAMILIES = (
     "elementary",
     "embedding",
     "embedding_bag",
+    "fake_quantize",
     "foreach",
     "foreach_reduction",
     "fused_optimizers",
