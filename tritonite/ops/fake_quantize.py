@@ -33,7 +33,7 @@ def _inverse(self, scale):
 
 @triton.jit
 def _as_int64(value):
-    """Return whole floats as a conversion to int64 leaves them: nan becomes the least one, and on a CPU any overflow."""
+    """Return whole floats as a conversion to int64 leaves them: nan becomes the least one, on a CPU any overflow."""
     lost = value != value
     if ON_CPU:
         lost = lost | (value >= 9223372036854775808.0)

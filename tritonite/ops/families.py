@@ -13,6 +13,7 @@ FAMILIES = (
     "conditional",
     "creation",
     "cross",
+    "ctc",
     "distance",
     "elementary",
     "embedding",
