@@ -30,6 +30,7 @@ FAMILIES = (
     "normalization",
     "nll_loss",
     "polynomial",
+    "pooling",
     "probability",
     "random",
     "rearrangement",
