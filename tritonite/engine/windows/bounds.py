@@ -58,6 +58,19 @@ def adaptive_windows_over_64(position, size, count, kernel, step, dilation, pad)
 
 
 @triton.jit
+def fractional_windows_over(position, size, count, kernel, step, dilation, pad):
+    """Return the windows of `kernel` elements that may cover a position in fractional pooling.
+
+    Window i of n starts less than 1 from i (size - kernel) / (n - 1), whatever the sample; `pad` is added for roundoff.
+    """
+    spare = tl.maximum(tl.full((), size - kernel, tl.int64), 1)
+    steps = tl.full((), count - 1, tl.int64)
+    first = tl.maximum(position - kernel - pad, 0) * steps // spare
+    last = (position + 1 + pad) * steps // spare
+    return first.to(position.dtype), tl.minimum(last + 1, count).to(position.dtype)
+
+
+@triton.jit
 def length(begin, end, size, pad, PADDED: tl.constexpr):
     """Return the elements of a range that are in the image, or with PADDED in the image and its padding."""
     if PADDED:

@@ -26,8 +26,13 @@ class Bounds(NamedTuple):
     unrolled: tuple[int, ...] | None
 
 
+def unrolled_loop(taps: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the limits of a loop if it is short enough to be unrolled, else None."""
+    return taps if math.prod(taps) <= MAX_UNROLLED else None
+
+
 def _bounds(find: Any, taps: tuple[int, ...]) -> Bounds:
-    return Bounds(find, taps, taps if math.prod(taps) <= MAX_UNROLLED else None)
+    return Bounds(find, taps, unrolled_loop(taps))
 
 
 class Windows(NamedTuple):
@@ -153,3 +158,15 @@ def adaptive(sizes: Sequence[int], counts: Sequence[int]) -> Windows:
     steps = tuple([size // max(count, 1) for size, count in zip(sizes, counts, strict=True)])
     ones, none = (1,) * len(sizes), (0,) * len(sizes)
     return Windows(tuple(sizes), tuple(counts), kernels, steps, ones, none, adaptive=True)
+
+
+def fractional_over(
+    sizes: tuple[int, ...], counts: tuple[int, ...], kernels: tuple[int, ...], margin: int
+) -> Bounds:
+    """Return the bounds of the windows that may cover a position, in fractional pooling with any samples.
+
+    Positions of windows may be rounded by up to `margin`, which the device function gets as the padding.
+    """
+    every = zip(sizes, counts, kernels, strict=True)
+    reaches = [(kernel + 1 + 2 * margin) * (count - 1) // max(size - kernel, 1) + 2 for size, count, kernel in every]
+    return _bounds(bounds.fractional_windows_over, tuple(map(min, reaches, counts)))

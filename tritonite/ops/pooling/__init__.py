@@ -9,5 +9,5 @@ unpooling.py   maxima written back to their indices
 
 import importlib
 
-for _kind in ("average", "maximum"):
+for _kind in ("average", "maximum", "fractional", "unpooling"):
     importlib.import_module(f"tritonite.ops.pooling.{_kind}")

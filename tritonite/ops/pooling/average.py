@@ -235,7 +235,8 @@ def avg_pool3d_backward(
 
 
 def _adaptive(rank, self, output_size, outs):
-    check_images(self, rank, 1)
+    # ATen refuses volumes without channels, but not images without channels.
+    check_images(self, rank, 0 if self.dim() == 5 else 1)
     return _averaged(self, adaptive(self.shape[-rank:], output_size), False, None, outs)
 
 

@@ -106,9 +106,9 @@ def gradient_at(grad, indices, tap, firsts, ends, own):
         position = firsts[d] + tap[d]
         at = at + (position,)
         inside = inside & (position < ends[d])
-    value = read_at(grad, at, inside, 0.0)
-    chosen = read_at(indices, at, inside, -1) == own
-    return tl.where(chosen, value, 0.0).to(tl.float64 if value.dtype == tl.float64 else tl.float32)
+    loaded = read_at(grad, at, inside, 0.0)
+    value = loaded.to(tl.float64 if loaded.dtype == tl.float64 else tl.float32)
+    return tl.where(read_at(indices, at, inside, -1) == own, value, 0.0)
 
 
 @scalar_kernel(
@@ -118,7 +118,7 @@ def gradient_at(grad, indices, tap, firsts, ends, own):
     static=("over", "unrolled"),
     accepts=FLOATS,
 )
-def _sum_of_chosen(grad, indices, taps, sizes, counts, kernels, steps, dilations, pads, at, over, unrolled):
+def sum_of_chosen(grad, indices, taps, sizes, counts, kernels, steps, dilations, pads, at, over, unrolled):
     """Sum of the gradients of the windows over an element whose maximum is this element."""
     firsts, ends = (), ()
     for d in tl.static_range(len(at)):
@@ -190,7 +190,7 @@ def gradient_of_maxima(kernel, grad_output, self, indices, numbers, bounds: Boun
 def _gradient(grad_output, self, indices, windows: Windows, strides, outs):
     check_gradient(grad_output, self, windows.counts)
     bounds = windows.over()
-    return gradient_of_maxima(_sum_of_chosen, grad_output, self, indices, windows.numbers, bounds, strides, outs)
+    return gradient_of_maxima(sum_of_chosen, grad_output, self, indices, windows.numbers, bounds, strides, outs)
 
 
 def strides_of_images(self, shape):
@@ -238,22 +238,27 @@ def max_pool3d_with_indices_backward(
     return _gradient(grad_output, self, indices, windows, strides_of_volumes, outs)
 
 
+def _check_adaptive(self, rank):
+    """Decline empty dimensions other than the first, for which ATen raises."""
+    check_images(self, rank, 1 if self.dim() == rank + 1 else 0)
+
+
 @operator("adaptive_max_pool2d", accepts=FLOATS)
 def adaptive_max_pool2d(self, output_size, outs=()):
-    check_images(self, 2, 1)
+    _check_adaptive(self, 2)
     return _maximized(self, adaptive(self.shape[-2:], output_size), strides_of_images, outs)
 
 
 @operator("adaptive_max_pool3d", accepts=FLOATS)
 def adaptive_max_pool3d(self, output_size, outs=()):
-    check_images(self, 3, 1)
+    _check_adaptive(self, 3)
     return _maximized(self, adaptive(self.shape[-3:], output_size), row_major_strides, outs)
 
 
 @operator("adaptive_max_pool2d_backward", accepts=FLOATS)
 def adaptive_max_pool2d_backward(grad_output, self, indices, outs=()):
     refuse_if_deterministic()
-    check_images(self, 2, 1)
+    _check_adaptive(self, 2)
     windows = adaptive(self.shape[-2:], grad_output.shape[-2:])
     return _gradient(grad_output, self, indices, windows, strides_of_images, outs)
 
@@ -261,6 +266,6 @@ def adaptive_max_pool2d_backward(grad_output, self, indices, outs=()):
 @operator("adaptive_max_pool3d_backward", accepts=FLOATS)
 def adaptive_max_pool3d_backward(grad_output, self, indices, outs=()):
     refuse_if_deterministic()
-    check_images(self, 3, 1)
+    _check_adaptive(self, 3)
     windows = adaptive(self.shape[-3:], grad_output.shape[-3:])
     return _gradient(grad_output, self, indices, windows, row_major_strides, outs)

@@ -1,0 +1,130 @@
+"""Pooling and its gradients, whose windows fit the images and whose indices are those of the windows' maxima."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tritonite.registry import Op
+from tritonite.testing.samples import facts
+
+# Images of this many columns get large windows.
+_LARGE = 20
+
+
+def _images(x: torch.Tensor, rank: int) -> torch.Tensor | None:
+    """Return a tensor as images with channels, with a batch if it has enough dimensions."""
+    if x.dim() in (rank + 1, rank + 2):
+        return x
+    if not x.numel():
+        return x.new_empty(0, 2, *(4, 5, 6)[-rank:])
+    if x.dim() == 2 and rank <= 2:
+        return x[None] if rank == 1 else x[None, None]
+    if x.numel() < 60:
+        return None
+    return x.flatten()[:60].reshape(1, 1, *(3, 4, 5)) if rank == 3 else x.flatten()[:60].reshape(1, 3, 4, 5)
+
+
+def _like(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the shape, layout and dtype of x with the given values, repeated."""
+    flat = values.to(x.dtype).flatten()
+    if not x.numel():
+        return torch.empty_like(x)
+    index = torch.arange(x.numel(), device=x.device).reshape(x.shape) % flat.numel()
+    return torch.empty_like(x).copy_(flat[index])
+
+
+def _window(x: torch.Tensor, rank: int) -> dict[str, Any]:
+    """Return numbers of strided windows: overlapping ones, or large ones that divide a large image."""
+    if x.shape[-1] >= _LARGE:
+        kernels = [5, 6] if rank == 2 else [1, 5, 6][-rank:]
+        return {"kernel_size": kernels, "stride": [], "padding": [0] * rank, "dilation": [1] * rank}
+    kernels, steps, pads = [2, 3, 2][-rank:], [1, 2, 1][-rank:], [1, 1, 0][-rank:]
+    return {"kernel_size": kernels, "stride": steps, "padding": pads, "dilation": [1] * rank}
+
+
+def _output_size(x: torch.Tensor, rank: int) -> list[int]:
+    return [1] * rank if x.shape[-1] >= _LARGE else [2, 3, 7][-rank:]
+
+
+def _compute(operator: Any, x: torch.Tensor, *arguments: Any) -> Any:
+    """Return ATen's result, in float32 for dtypes that ATen's kernel lacks, or None where ATen raises."""
+    for tried in (x, x.float()):
+        try:
+            return operator(tried, *arguments)
+        except (NotImplementedError, RuntimeError):
+            continue
+    return None
+
+
+def _average(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _images(tensors[0], rank)
+    if x is None:
+        return None
+    given = {"self": x, "divisor_override": 7 if x.dim() == rank + 1 else None, **_window(x, rank)}
+    if rank > 1:
+        names = ("kernel_size", "stride", "padding")
+        out = _compute(getattr(torch.ops.aten, f"avg_pool{rank}d"), x, *(given[name] for name in names))
+        given |= {} if out is None else {"grad_output": _like(out.to(x.dtype), tensors[1])}
+    return given
+
+
+def _maximum(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _images(tensors[0], rank)
+    if x is None:
+        return None
+    given = {"self": x, **_window(x, rank)}
+    names = ("kernel_size", "stride", "padding", "dilation")
+    results = _compute(getattr(torch.ops.aten, f"max_pool{rank}d_with_indices"), x, *(given[name] for name in names))
+    return given | _of_results(x, results, tensors[1])
+
+
+def _of_results(x: torch.Tensor, results: Any, values: torch.Tensor) -> dict[str, Any]:
+    """Return a gradient and the indices of a pooling call."""
+    if results is None:
+        return {}
+    return {"grad_output": _like(results[0].to(x.dtype), values), "indices": results[1]}
+
+
+def _adaptive_average(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _images(tensors[0], rank)
+    if x is None:
+        return None
+    size = _output_size(x, rank)
+    grad = _like(x.new_empty((*x.shape[:-rank], *size)), tensors[1])
+    return {"self": x, "output_size": size, "grad_output": grad}
+
+
+def _adaptive_maximum(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _images(tensors[0], rank)
+    if x is None:
+        return None
+    size = _output_size(x, rank)
+    results = _compute(getattr(torch.ops.aten, f"adaptive_max_pool{rank}d"), x, size)
+    return {"self": x, "output_size": size} | _of_results(x, results, tensors[1])
+
+
+for _rank in (1, 2, 3):
+    facts.arguments(f"avg_pool{_rank}d", f"avg_pool{_rank}d_backward")(functools.partial(_average, _rank))
+    facts.arguments(f"max_pool{_rank}d_with_indices", f"max_pool{_rank}d_with_indices_backward")(
+        functools.partial(_maximum, _rank)
+    )
+    facts.arguments(
+        *(f"{prefix}adaptive_avg_pool{_rank}d{way}" for prefix in ("", "_") for way in ("", "_backward"))
+    )(functools.partial(_adaptive_average, _rank))
+    facts.arguments(f"adaptive_max_pool{_rank}d", f"adaptive_max_pool{_rank}d_backward")(
+        functools.partial(_adaptive_maximum, _rank)
+    )
+
+
+@facts.layouts(
+    *(f"{name}_pool3d{way}" for name in ("avg", "_adaptive_avg", "adaptive_max") for way in ("", "_backward")),
+    *("max_pool3d_with_indices", "max_pool3d_with_indices_backward"),
+)
+def _volumes(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
+    """Yield batches of volumes, row-major and channels-last."""
+    yield "volumes", [make(2, 2, 4, 5, 6)] * 2
+    yield "channels_last_3d", [make(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d)] * 2
