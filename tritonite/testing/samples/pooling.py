@@ -13,6 +13,7 @@ from tritonite.testing.samples import facts
 
 # Images of this many columns get large windows.
 _LARGE = 20
+_VOLUMES = ("avg", "_adaptive_avg", "adaptive_max", "fractional_max")
 
 
 def _images(x: torch.Tensor, rank: int) -> torch.Tensor | None:
@@ -41,9 +42,11 @@ def _window(x: torch.Tensor, rank: int) -> dict[str, Any]:
     """Return numbers of strided windows: overlapping ones, or large ones that divide a large image."""
     if x.shape[-1] >= _LARGE:
         kernels = [5, 6] if rank == 2 else [1, 5, 6][-rank:]
-        return {"kernel_size": kernels, "stride": [], "padding": [0] * rank, "dilation": [1] * rank}
+        return {"kernel_size": kernels, "stride": [], "padding": [0] * rank, "dilation": [1] * rank, "ceil_mode": False}
     kernels, steps, pads = [2, 3, 2][-rank:], [1, 2, 1][-rank:], [1, 1, 0][-rank:]
-    return {"kernel_size": kernels, "stride": steps, "padding": pads, "dilation": [1] * rank}
+    # Both roundings are tried, whatever the flag of a sample, because a gradient has the shape of the result.
+    rounding = {"ceil_mode": x.dim() == rank + 2}
+    return {"kernel_size": kernels, "stride": steps, "padding": pads, "dilation": [1] * rank, **rounding}
 
 
 def _output_size(x: torch.Tensor, rank: int) -> list[int]:
@@ -66,7 +69,7 @@ def _average(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
         return None
     given = {"self": x, "divisor_override": 7 if x.dim() == rank + 1 else None, **_window(x, rank)}
     if rank > 1:
-        names = ("kernel_size", "stride", "padding")
+        names = ("kernel_size", "stride", "padding", "ceil_mode")
         out = _compute(getattr(torch.ops.aten, f"avg_pool{rank}d"), x, *(given[name] for name in names))
         given |= {} if out is None else {"grad_output": _like(out.to(x.dtype), tensors[1])}
     return given
@@ -77,7 +80,7 @@ def _maximum(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
     if x is None:
         return None
     given = {"self": x, **_window(x, rank)}
-    names = ("kernel_size", "stride", "padding", "dilation")
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     results = _compute(getattr(torch.ops.aten, f"max_pool{rank}d_with_indices"), x, *(given[name] for name in names))
     return given | _of_results(x, results, tensors[1])
 
@@ -107,6 +110,45 @@ def _adaptive_maximum(rank: int, tensors: facts.Tensors) -> dict[str, Any] | Non
     return {"self": x, "output_size": size} | _of_results(x, results, tensors[1])
 
 
+def _fractional(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _images(tensors[0], rank)
+    if x is None:
+        return None
+    batch, channels = x.shape[:2] if x.dim() == rank + 2 else (1, x.shape[0])
+    samples = _like(x.new_empty(batch, channels, rank), torch.tensor([0.25, 0.75, 0.0, 0.5, 0.125, 0.96875, 0.375]))
+    given = {"self": x, "kernel_size": [2] * rank, "output_size": [1, 2, 2][-rank:], "random_samples": samples}
+    names = ("kernel_size", "output_size", "random_samples")
+    operator = getattr(torch.ops.aten, f"fractional_max_pool{rank}d")
+    return given | _of_results(x, _compute(operator, x, *(given[name] for name in names)), tensors[1])
+
+
+def _unpooled(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return values with indices of their own."""
+    x = _images(tensors[0], rank)
+    if x is None:
+        return None
+    plane = torch.arange(x.shape[-rank:].numel(), device=x.device).flip(0) * 2
+    size = [2 * x.shape[-rank], *x.shape[1 - rank :]]
+    indices = torch.empty_like(x, dtype=torch.int64).copy_(plane.reshape(x.shape[-rank:]))
+    return {"self": x, "indices": indices, "output_size": size, "stride": [2] * rank, "padding": [0] * rank}
+
+
+@facts.chosen("fractional_max_pool2d", "fractional_max_pool3d")
+def _for_samples(
+    self: torch.Tensor,
+    kernel_size: Any,
+    output_size: Any = None,
+    random_samples: torch.Tensor | None = None,
+    *,
+    results: list[torch.Tensor],
+    **_: Any,
+) -> list[torch.Tensor]:
+    """Return zeros for calls that draw samples of 16 bits, whose roundoff decides the positions of windows."""
+    if random_samples is not None or self.dtype.itemsize > 2:
+        return results
+    return [torch.zeros_like(result) for result in results]
+
+
 for _rank in (1, 2, 3):
     facts.arguments(f"avg_pool{_rank}d", f"avg_pool{_rank}d_backward")(functools.partial(_average, _rank))
     facts.arguments(f"max_pool{_rank}d_with_indices", f"max_pool{_rank}d_with_indices_backward")(
@@ -115,14 +157,18 @@ for _rank in (1, 2, 3):
     facts.arguments(
         *(f"{prefix}adaptive_avg_pool{_rank}d{way}" for prefix in ("", "_") for way in ("", "_backward"))
     )(functools.partial(_adaptive_average, _rank))
+    facts.arguments(f"fractional_max_pool{_rank}d", f"fractional_max_pool{_rank}d_backward")(
+        functools.partial(_fractional, _rank)
+    )
+    facts.arguments(f"max_unpool{_rank}d")(functools.partial(_unpooled, _rank))
     facts.arguments(f"adaptive_max_pool{_rank}d", f"adaptive_max_pool{_rank}d_backward")(
         functools.partial(_adaptive_maximum, _rank)
     )
 
 
 @facts.layouts(
-    *(f"{name}_pool3d{way}" for name in ("avg", "_adaptive_avg", "adaptive_max") for way in ("", "_backward")),
-    *("max_pool3d_with_indices", "max_pool3d_with_indices_backward"),
+    *(f"{name}_pool3d{way}" for name in _VOLUMES for way in ("", "_backward")),
+    *("max_pool3d_with_indices", "max_pool3d_with_indices_backward", "max_unpool3d"),
 )
 def _volumes(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
     """Yield batches of volumes, row-major and channels-last."""
