@@ -22,6 +22,7 @@ from tritonite.ops.pooling.images import (
     batched,
     check_gradient,
     check_images,
+    check_layout,
     refuse_if_deterministic,
     strides_for,
 )
@@ -130,7 +131,9 @@ def _averaged(self, windows: Windows, padded: bool, override: int | None, outs):
     """Return the average of each window, over `override` if given."""
     rank = len(windows.sizes)
     shape = (*self.shape[:-rank], *windows.counts)
-    out = result((self,), shape, self.dtype, outs, strides_for(self, shape, rank))
+    strides = strides_for(self, shape, rank)
+    check_layout(outs, strides)
+    out = result((self,), shape, self.dtype, outs, strides)
     if not out.numel():
         return (out,)
     images, written = batched(self, rank), batched(out, rank)
@@ -155,7 +158,9 @@ def _gradient(grad_output, self, windows: Windows, padded: bool, override: int |
     rank = len(windows.sizes)
     check_gradient(grad_output, self, windows.counts)
     shape = tuple(self.shape)
-    out = result((grad_output, self), shape, self.dtype, outs, strides_for(self, shape, rank))
+    strides = strides_for(self, shape, rank)
+    check_layout(outs, strides)
+    out = result((grad_output, self), shape, self.dtype, outs, strides)
     if not out.numel():
         return (out,)
     dims = tuple(range(2, 2 + rank))

@@ -24,6 +24,7 @@ from tritonite.ops.pooling.images import (
     batched,
     check_gradient,
     check_images,
+    check_layout,
     refuse_if_deterministic,
     strides_for,
     strides_of_volumes,
@@ -143,6 +144,7 @@ def value_and_index(
     outs: Sequence[torch.Tensor],
 ) -> Sequence[torch.Tensor]:
     """Return the outputs of a maximum, both with these strides, or those given."""
+    check_layout(outs, strides)
     checked = outputs((self, *others), [shape] * 2, (self.dtype, torch.int64), outs) if outs else ()
     if checked:
         return checked
@@ -178,6 +180,7 @@ def gradient_of_maxima(kernel, grad_output, self, indices, numbers, bounds: Boun
     rank = len(bounds.taps)
     check_indices(indices, grad_output)
     shape = tuple(self.shape)
+    check_layout(outs, strides(self, shape))
     out = result((grad_output, self, indices), shape, self.dtype, outs, strides(self, shape))
     if not out.numel():
         return (out,)

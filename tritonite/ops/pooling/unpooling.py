@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tritonite.dtypes import NUMBERS
+from tritonite.dtypes import FLOATS, NUMBERS
 from tritonite.engine.indexing.indices import linear_index
 from tritonite.engine.indexing.write import write_at
 from tritonite.engine.iteration import contiguous_strides
@@ -14,6 +14,8 @@ from tritonite.ops import aten
 from tritonite.ops.pooling.images import batched, strides_for
 from tritonite.registry import operator
 
+# ATen's kernels for CPUs have no integers.
+_SERVED = FLOATS if aten.on_cpu() else NUMBERS
 # The text of the assertion in ATen's kernels for GPUs.
 _IN_RANGE = "maxind >= 0 && maxind < outputImageSize"
 
@@ -24,7 +26,7 @@ def _unpooled(rank, self, indices, output_size, outs):
         raise Decline("deterministic algorithms, for which ATen raises")
     if self.dim() not in (rank + 1, rank + 2) or 0 in self.shape[1:]:
         raise Decline(f"shape {tuple(self.shape)}; images of {rank} dimensions with channels are served")
-    if self.dtype not in NUMBERS or indices.dtype is not torch.int64 or indices.shape != self.shape:
+    if self.dtype not in _SERVED or indices.dtype is not torch.int64 or indices.shape != self.shape:
         raise Decline(f"{self.dtype} with indices of {indices.dtype} and shape {tuple(indices.shape)}")
     if len(output_size) != rank or min(output_size) < 0 or (self.numel() and 0 in output_size):
         raise Decline(f"output size {list(output_size)} for {rank} dimensions")
@@ -43,12 +45,12 @@ def _unpooled(rank, self, indices, output_size, outs):
     return (out,)
 
 
-@operator("max_unpool2d", accepts=NUMBERS)
+@operator("max_unpool2d", accepts=_SERVED)
 def max_unpool2d(self, indices, output_size, outs=()):
     return _unpooled(2, self, indices, output_size, outs)
 
 
-@operator("max_unpool3d", accepts=NUMBERS)
+@operator("max_unpool3d", accepts=_SERVED)
 def max_unpool3d(self, indices, output_size, stride, padding, outs=()):
     if len(stride) != 3 or len(padding) != 3 or min(stride) < 1:
         raise Decline(f"stride {list(stride)} and padding {list(padding)}; three numbers are served")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ from tritonite.testing.samples import facts
 
 # Images of this many columns get large windows.
 _LARGE = 20
+# Arguments after the images of pooling with strided and with fractional windows.
+_STRIDED = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+_FRACTIONAL = ("kernel_size", "output_size", "random_samples")
 _VOLUMES = ("avg", "_adaptive_avg", "adaptive_max", "fractional_max")
 
 
@@ -80,8 +84,8 @@ def _maximum(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
     if x is None:
         return None
     given = {"self": x, **_window(x, rank)}
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    results = _compute(getattr(torch.ops.aten, f"max_pool{rank}d_with_indices"), x, *(given[name] for name in names))
+    operator = getattr(torch.ops.aten, f"max_pool{rank}d_with_indices")
+    results = _compute(operator, x, *(given[name] for name in _STRIDED))
     return given | _of_results(x, results, tensors[1])
 
 
@@ -117,9 +121,8 @@ def _fractional(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
     batch, channels = x.shape[:2] if x.dim() == rank + 2 else (1, x.shape[0])
     samples = _like(x.new_empty(batch, channels, rank), torch.tensor([0.25, 0.75, 0.0, 0.5, 0.125, 0.96875, 0.375]))
     given = {"self": x, "kernel_size": [2] * rank, "output_size": [1, 2, 2][-rank:], "random_samples": samples}
-    names = ("kernel_size", "output_size", "random_samples")
     operator = getattr(torch.ops.aten, f"fractional_max_pool{rank}d")
-    return given | _of_results(x, _compute(operator, x, *(given[name] for name in names)), tensors[1])
+    return given | _of_results(x, _compute(operator, x, *(given[name] for name in _FRACTIONAL)), tensors[1])
 
 
 def _unpooled(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
@@ -174,3 +177,43 @@ def _volumes(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
     """Yield batches of volumes, row-major and channels-last."""
     yield "volumes", [make(2, 2, 4, 5, 6)] * 2
     yield "channels_last_3d", [make(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d)] * 2
+
+
+def _chosen_by(rank: int, names: tuple[str, ...], forward: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the indices of the maxima, or any in the image where there are none.
+
+    ATen adds gradients at any index, also at one outside the windows, and on a CPU outside the image.
+    """
+    x, indices, grad = arguments["self"], arguments["indices"], arguments["grad_output"]
+    if not all(isinstance(value, torch.Tensor) for value in (x, indices, grad)):
+        return arguments
+    given = {"output_size": list(grad.shape[-rank:])} | arguments
+    if "random_samples" in names:
+        batch, channels = x.shape[:2] if x.dim() == rank + 2 else (1, *x.shape[:1])
+        given["random_samples"] = torch.full((batch, channels, rank), 0.5, device=x.device)
+    found = None
+    if facts.real(x) and x.dim() > rank:
+        operator = getattr(torch.ops.aten, forward)
+        results = _compute(operator, x.float(), *(given[name] for name in names))
+        found = None if results is None or results[1].shape != indices.shape else results[1]
+    if indices.dtype is torch.int64 and found is not None:
+        return arguments | {"indices": found}
+    return arguments | {"indices": facts.within(indices, 0, x.shape[-rank:].numel() - 1)}
+
+
+for _rank in (2, 3):
+    for _forward, _backward, _names in (
+        (f"max_pool{_rank}d_with_indices", f"max_pool{_rank}d_with_indices_backward", _STRIDED),
+        (f"adaptive_max_pool{_rank}d", f"adaptive_max_pool{_rank}d_backward", ("output_size",)),
+        (f"fractional_max_pool{_rank}d", f"fractional_max_pool{_rank}d_backward", _FRACTIONAL),
+    ):
+        facts.drawn(_backward)(functools.partial(_chosen_by, _rank, _names, _forward))
+
+
+@facts.drawn("max_unpool2d", "max_unpool3d")
+def _places(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return indices in the image, and equal values: which of several at one index remains is undefined."""
+    x, indices, sizes = arguments["self"], arguments["indices"], arguments["output_size"]
+    if not facts.real(x) or not facts.is_index(indices) or not x.numel():
+        return arguments
+    return arguments | {"indices": facts.within(indices, 0, math.prod(sizes) - 1), "self": torch.full_like(x, 2)}
