@@ -8,7 +8,7 @@ formulas with coordinates and gathered operands, so one kernel serves every layo
 - `bounds.py`: the first and last position of a window, and the first and last window over a position
 - `taps.py`: a loop's counter as coordinates, reads at these, and row-major indices
 
-An average over an adaptive window, step by step: `Windows.adaptive` computes the longest window of each dimension. A
-formula of `ops/pooling` gets the coordinates of an output, asks `adaptive_window` for the bounds of the window, and
+An average over an adaptive window, step by step: `adaptive` computes the longest window of each dimension.
+A formula of `ops/pooling` gets the coordinates of an output, asks `adaptive_window` for the bounds of the window, and
 adds up as many elements as the longest window has. Elements outside the own window are masked.
 """

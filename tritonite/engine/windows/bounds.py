@@ -1,7 +1,7 @@
 """Device functions: the positions of a window along one dimension, and the windows that cover a position.
 
-All take the same numbers of `Windows`. A range is (begin, end), without the end. Operands of divisions are never
-negative, because Triton rounds quotients towards zero.
+Both take the numbers of `Windows` for the dimension, and a KIND of window. A range is (begin, end), without the end.
+Operands of divisions are never negative, because Triton rounds quotients towards zero.
 """
 
 from __future__ import annotations
@@ -9,65 +9,55 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def strided_window(window, size, count, kernel, step, dilation, pad):
-    """Return the positions of a strided window, which may start and end in the padding."""
-    begin = window * step - pad
-    return begin, begin + (kernel - 1) * dilation + 1
-
-
-@triton.jit
-def windows_over(position, size, count, kernel, step, dilation, pad):
-    """Return the strided windows that reach from before a position to behind it."""
-    padded = position + pad
-    first = tl.maximum(padded - (kernel - 1) * dilation + step - 1, 0) // step
-    return first, tl.minimum(padded // step + 1, count)
+# Kinds of windows. Products of adaptive windows need 64 bits in long dimensions.
+STRIDED = tl.constexpr(0)
+ADAPTIVE = tl.constexpr(1)
+ADAPTIVE_64 = tl.constexpr(2)
+FRACTIONAL = tl.constexpr(3)
 
 
 @triton.jit
-def _scaled(position, size, count):
+def _scaled(position, size, count, KIND: tl.constexpr):
     """Return the range of positions in `size` that one of `count` equal parts of a dimension touches."""
-    return position * size // count, ((position + 1) * size + count - 1) // count
-
-
-@triton.jit
-def adaptive_window(window, size, count, kernel, step, dilation, pad):
-    """Return the positions of an adaptive window: floor(window * size / count) up to the next window's, rounded up."""
-    return _scaled(window, size, count)
-
-
-@triton.jit
-def adaptive_windows_over(position, size, count, kernel, step, dilation, pad):
-    """Return the adaptive windows over a position, by the same formula with sizes and counts exchanged."""
-    return _scaled(position, count, size)
-
-
-@triton.jit
-def adaptive_window_64(window, size, count, kernel, step, dilation, pad):
-    """Return the positions of an adaptive window where products exceed 32 bits."""
-    begin, end = _scaled(window.to(tl.int64), size, count)
-    return begin.to(window.dtype), end.to(window.dtype)
-
-
-@triton.jit
-def adaptive_windows_over_64(position, size, count, kernel, step, dilation, pad):
-    """Return the adaptive windows over a position where products exceed 32 bits."""
-    begin, end = _scaled(position.to(tl.int64), count, size)
+    wide = position.to(tl.int64) if KIND == ADAPTIVE_64 else position
+    begin = wide * size // count
+    end = ((wide + 1) * size + count - 1) // count
     return begin.to(position.dtype), end.to(position.dtype)
 
 
 @triton.jit
-def fractional_windows_over(position, size, count, kernel, step, dilation, pad):
-    """Return the windows of `kernel` elements that may cover a position in fractional pooling.
+def positions_of(window, size, count, kernel, step, dilation, pad, KIND: tl.constexpr):
+    """Return the positions of a window. A strided one may start and end in the padding.
 
-    Window i of n starts less than 1 from i (size - kernel) / (n - 1), whatever the sample; `pad` is added for roundoff.
+    Adaptive windows start at floor(window * size / count) and end where the next one starts, rounded up.
     """
-    spare = tl.maximum(tl.full((), size - kernel, tl.int64), 1)
-    steps = tl.full((), count - 1, tl.int64)
-    first = tl.maximum(position - kernel - pad, 0) * steps // spare
-    last = (position + 1 + pad) * steps // spare
-    return first.to(position.dtype), tl.minimum(last + 1, count).to(position.dtype)
+    if KIND == STRIDED:
+        begin = window * step - pad
+        end = begin + (kernel - 1) * dilation + 1
+    else:
+        begin, end = _scaled(window, size, count, KIND)
+    return begin, end
+
+
+@triton.jit
+def windows_over(position, size, count, kernel, step, dilation, pad, KIND: tl.constexpr):
+    """Return the windows that cover a position: those that reach from before it, or from it, to behind it.
+
+    Adaptive windows cover positions as positions are covered, with sizes and counts exchanged. Fractional window i of n
+    starts less than 1 from i (size - kernel) / (n - 1) for any sample; `pad` is added for roundoff.
+    """
+    if KIND == STRIDED:
+        padded = position + pad
+        first = tl.maximum(padded - (kernel - 1) * dilation + step - 1, 0) // step
+        end = tl.minimum(padded // step + 1, count)
+    elif KIND == FRACTIONAL:
+        spare = tl.maximum(tl.full((), size - kernel, tl.int64), 1)
+        steps = tl.full((), count - 1, tl.int64)
+        first = (tl.maximum(position - kernel - pad, 0) * steps // spare).to(position.dtype)
+        end = tl.minimum((position + 1 + pad) * steps // spare + 1, count).to(position.dtype)
+    else:
+        first, end = _scaled(position, count, size, KIND)
+    return first, end
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tritonite.engine.iteration import INT32_LIMIT
 from tritonite.engine.windows import bounds
@@ -15,13 +15,13 @@ MAX_UNROLLED = 16
 
 
 class Bounds(NamedTuple):
-    """A device function of `bounds` and the limits of a loop over its ranges.
+    """A kind of windows in `bounds` and the limits of a loop over a range of positions or windows.
 
     `taps` is the length of the longest range in each dimension; `unrolled` is the same if the loop is unrolled, else
     None.
     """
 
-    find: Any
+    kind: int
     taps: tuple[int, ...]
     unrolled: tuple[int, ...] | None
 
@@ -31,8 +31,8 @@ def unrolled_loop(taps: tuple[int, ...]) -> tuple[int, ...] | None:
     return taps if math.prod(taps) <= MAX_UNROLLED else None
 
 
-def _bounds(find: Any, taps: tuple[int, ...]) -> Bounds:
-    return Bounds(find, taps, unrolled_loop(taps))
+def _bounds(kind: int, taps: tuple[int, ...]) -> Bounds:
+    return Bounds(kind, taps, unrolled_loop(taps))
 
 
 class Windows(NamedTuple):
@@ -57,26 +57,29 @@ class Windows(NamedTuple):
         return self[:6]
 
     @property
-    def _wide(self) -> bool:
-        every = zip(self.sizes, self.counts, strict=True)
-        return any((max(size, count) + 1) * max(size, count) >= INT32_LIMIT for size, count in every)
+    def undilated(self) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers without dilations."""
+        return (*self[:4], self.pads)
 
-    def windows(self) -> Bounds:
-        """Return the bounds of the positions of each window."""
+    @property
+    def kind(self) -> int:
+        """Return the kind of these windows in `bounds`."""
         if not self.adaptive:
-            return _bounds(bounds.strided_window, self.kernels)
-        return _bounds(bounds.adaptive_window_64 if self._wide else bounds.adaptive_window, self.kernels)
+            return int(bounds.STRIDED.value)
+        longest = max(*self.sizes, *self.counts)
+        return int((bounds.ADAPTIVE_64 if (longest + 1) * longest >= INT32_LIMIT else bounds.ADAPTIVE).value)
+
+    def positions(self) -> Bounds:
+        """Return the bounds of a loop over the elements of a window."""
+        return _bounds(self.kind, self.kernels)
 
     def over(self) -> Bounds:
-        """Return the bounds of the windows over each position."""
+        """Return the bounds of a loop over the windows that cover a position."""
         if self.adaptive:
-            find = bounds.adaptive_windows_over_64 if self._wide else bounds.adaptive_windows_over
-            return _bounds(find, tuple(map(_longest, self.counts, self.sizes)))
+            return _bounds(self.kind, tuple(map(_longest, self.counts, self.sizes)))
         every = zip(self.counts, self.kernels, self.steps, self.dilations, strict=True)
-        return _bounds(
-            bounds.windows_over,
-            tuple([min(count, -(-((kernel - 1) * spread + 1) // step)) for count, kernel, step, spread in every]),
-        )
+        most = [min(count, -(-((kernel - 1) * spread + 1) // step)) for count, kernel, step, spread in every]
+        return _bounds(self.kind, tuple(most))
 
     def area(self, padded: bool) -> int | None:
         """Return the elements of a window, with those in the padding if `padded`; None if windows differ."""
@@ -160,13 +163,11 @@ def adaptive(sizes: Sequence[int], counts: Sequence[int]) -> Windows:
     return Windows(tuple(sizes), tuple(counts), kernels, steps, ones, none, adaptive=True)
 
 
-def fractional_over(
-    sizes: tuple[int, ...], counts: tuple[int, ...], kernels: tuple[int, ...], margin: int
-) -> Bounds:
+def fractional_over(sizes: tuple[int, ...], counts: tuple[int, ...], kernels: tuple[int, ...], margin: int) -> Bounds:
     """Return the bounds of the windows that may cover a position, in fractional pooling with any samples.
 
-    Positions of windows may be rounded by up to `margin`, which the device function gets as the padding.
+    Positions of windows may be rounded by up to `margin`, which device functions get as the padding.
     """
     every = zip(sizes, counts, kernels, strict=True)
     reaches = [(kernel + 1 + 2 * margin) * (count - 1) // max(size - kernel, 1) + 2 for size, count, kernel in every]
-    return _bounds(bounds.fractional_windows_over, tuple(map(min, reaches, counts)))
+    return _bounds(int(bounds.FRACTIONAL.value), tuple(map(min, reaches, counts)))

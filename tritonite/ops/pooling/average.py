@@ -11,14 +11,13 @@ from tritonite.engine.movement import result
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
-from tritonite.engine.windows.bounds import length
+from tritonite.engine.windows.bounds import length, positions_of, windows_over
 from tritonite.engine.windows.geometry import MAX_UNROLLED, Windows, adaptive, strided
 from tritonite.engine.windows.taps import count_of, product, tap_of, unrolled_tap, zeros_for
 from tritonite.errors import Decline
 from tritonite.language.indices import read_at
 from tritonite.language.math import true_divide
 from tritonite.ops.pooling.images import (
-    NUMBERS,
     batched,
     check_gradient,
     check_images,
@@ -29,6 +28,8 @@ from tritonite.ops.pooling.images import (
 from tritonite.ops.reduction.sums import over_count, same
 from tritonite.registry import operator, scalar_kernel
 
+# The limits of a formula's loop, the numbers of its windows, and the divisor that all windows have.
+_INTEGERS = ("taps", "sizes", "counts", "kernels", "steps", "pads", "divisor")
 # The mean of whole windows as rows.
 _mean = Reduction((0,), same, add_states, over_count)
 
@@ -46,18 +47,16 @@ def _element(source, tap, begins, ends, sizes):
 
 @scalar_kernel(
     pointer=("source",),
-    integers=(*NUMBERS, "divisor"),
+    integers=_INTEGERS,
     index=("at",),
-    static=("window", "unrolled", "even", "padded"),
+    static=("kind", "unrolled", "padded"),
     accepts=FLOATS,
 )
-def _average(
-    source, taps, sizes, counts, kernels, steps, dilations, pads, divisor, at, window, unrolled, even, padded
-):
-    """Sum over a window divided by its length, or if `even` by the divisor of all windows."""
+def _average(source, taps, sizes, counts, kernels, steps, pads, divisor, at, kind, unrolled, padded):
+    """Sum over a window divided by its length in the image or its padding, or by `divisor` if `padded` is None."""
     begins, ends = (), ()
     for d in tl.static_range(len(at)):
-        begin, end = window(at[d], sizes[d], counts[d], kernels[d], steps[d], dilations[d], pads[d])
+        begin, end = positions_of(at[d], sizes[d], counts[d], kernels[d], steps[d], 1, pads[d], kind)
         begins, ends = begins + (begin,), ends + (end,)
     total = zeros_for(source)
     if unrolled is not None:
@@ -66,7 +65,7 @@ def _average(
     else:
         for n in range(product(taps, 0)):
             total += _element(source, tap_of(n, taps), begins, ends, sizes).to(total.dtype)
-    if not even:
+    if padded is not None:
         divisor = length(begins[0], ends[0], sizes[0], pads[0], padded)
         for d in tl.static_range(1, len(at)):
             divisor = divisor * length(begins[d], ends[d], sizes[d], pads[d], padded)
@@ -74,10 +73,11 @@ def _average(
 
 
 @triton.jit
-def _share(
-    grad, tap, firsts, ends, sizes, counts, kernels, steps, dilations, pads, window, even: tl.constexpr, padded
-):
-    """Gradient of the window at a tap, or 0 if it does not cover the element; unless `even`, over its length."""
+def _share(grad, tap, firsts, ends, sizes, counts, kernels, steps, pads, kind: tl.constexpr, padded: tl.constexpr):
+    """Gradient of the window at a tap over its length, or 0 if it does not cover the element.
+
+    If `padded` is None the gradient is not divided.
+    """
     indices, inside = (), firsts[0] == firsts[0]
     for d in tl.static_range(len(sizes)):
         index = firsts[d] + tap[d]
@@ -85,10 +85,10 @@ def _share(
         inside = inside & (index < ends[d])
     loaded = read_at(grad, indices, inside, 0.0)
     value = loaded.to(tl.float64 if loaded.dtype == tl.float64 else tl.float32)
-    if not even:
+    if padded is not None:
         area = tl.where(inside, 1, 1)
         for d in tl.static_range(len(sizes)):
-            begin, end = window(indices[d], sizes[d], counts[d], kernels[d], steps[d], dilations[d], pads[d])
+            begin, end = positions_of(indices[d], sizes[d], counts[d], kernels[d], steps[d], 1, pads[d], kind)
             area = area * length(begin, end, sizes[d], pads[d], padded)
         value = true_divide(value, tl.where(inside, area, 1).to(value.dtype))
     return value
@@ -96,33 +96,27 @@ def _share(
 
 @scalar_kernel(
     pointer=("grad",),
-    integers=(*NUMBERS, "divisor"),
+    integers=_INTEGERS,
     index=("at",),
-    static=("over", "window", "unrolled", "even", "padded"),
+    static=("kind", "unrolled", "padded"),
     accepts=FLOATS,
 )
-def _sum_of_shares(
-    grad, taps, sizes, counts, kernels, steps, dilations, pads, divisor, at, over, window, unrolled, even, padded
-):
+def _sum_of_shares(grad, taps, sizes, counts, kernels, steps, pads, divisor, at, kind, unrolled, padded):
     """Sum over the windows that cover an element of their gradients, each over the window's divisor."""
     firsts, ends = (), ()
     for d in tl.static_range(len(at)):
-        first, end = over(at[d], sizes[d], counts[d], kernels[d], steps[d], dilations[d], pads[d])
+        first, end = windows_over(at[d], sizes[d], counts[d], kernels[d], steps[d], 1, pads[d], kind)
         firsts, ends = firsts + (first,), ends + (end,)
     total = zeros_for(grad)
     if unrolled is not None:
         for n in tl.static_range(count_of(unrolled)):
             tap = unrolled_tap(unrolled, n)
-            total += _share(
-                grad, tap, firsts, ends, sizes, counts, kernels, steps, dilations, pads, window, even, padded
-            )
+            total += _share(grad, tap, firsts, ends, sizes, counts, kernels, steps, pads, kind, padded)
     else:
         for n in range(product(taps, 0)):
             tap = tap_of(n, taps)
-            total += _share(
-                grad, tap, firsts, ends, sizes, counts, kernels, steps, dilations, pads, window, even, padded
-            )
-    if even:
+            total += _share(grad, tap, firsts, ends, sizes, counts, kernels, steps, pads, kind, padded)
+    if padded is None:
         total = true_divide(total, tl.broadcast_to(divisor.to(total.dtype), total.shape))
     return total
 
@@ -145,10 +139,10 @@ def _averaged(self, windows: Windows, padded: bool, override: int | None, outs):
         _mean.run((images,), tuple(range(3, 3 + 2 * rank, 2)), (written,), opmath(self.dtype))
         return (out,)
     dims = tuple(range(2, 2 + rank))
-    find, taps, unrolled = windows.windows()
-    even = divisor is not None
+    kind, taps, unrolled = windows.positions()
+    lengths = None if divisor else padded
     _average.run(
-        (Gathered(images, dims), taps, *windows.numbers, divisor or 1, dims, find, unrolled, even, padded), (written,)
+        (Gathered(images, dims), taps, *windows.undilated, divisor or 1, dims, kind, unrolled, lengths), (written,)
     )
     return (out,)
 
@@ -165,15 +159,11 @@ def _gradient(grad_output, self, windows: Windows, padded: bool, override: int |
         return (out,)
     dims = tuple(range(2, 2 + rank))
     divisor = override or windows.area(padded)
-    find, taps, unrolled = windows.over()
-    even = divisor is not None
+    kind, taps, unrolled = windows.over()
+    lengths = None if divisor else padded
+    gathered = Gathered(batched(grad_output, rank), dims)
     _sum_of_shares.run(
-        (
-            Gathered(batched(grad_output, rank), dims),
-            *(taps, *windows.numbers, divisor or 1, dims),
-            *(find, windows.windows().find, unrolled, even, padded),
-        ),
-        (batched(out, rank),),
+        (gathered, taps, *windows.undilated, divisor or 1, dims, kind, unrolled, lengths), (batched(out, rank),)
     )
     return (out,)
 

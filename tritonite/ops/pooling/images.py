@@ -1,4 +1,4 @@
-"""What all pooling operators share: batches, memory formats, and the arguments of their formulas."""
+"""Batches, memory formats and checks of images that all pooling operators share."""
 
 from __future__ import annotations
 

@@ -10,12 +10,13 @@ import triton
 import triton.language as tl
 
 from tritonite.dtypes import FLOATS, opmath
+from tritonite.engine.movement import result
 from tritonite.engine.outputs import outputs
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.engine.rows.declare import INDEX, Reduction
+from tritonite.engine.windows.bounds import positions_of, windows_over
 from tritonite.engine.windows.geometry import MAX_UNROLLED, Bounds, Windows, adaptive, strided
 from tritonite.engine.windows.taps import count_of, product, row_major, tap_of, unrolled_tap, zeros_for
-from tritonite.engine.movement import result
 from tritonite.errors import Decline
 from tritonite.language.indices import read_at
 from tritonite.ops import aten
@@ -72,15 +73,15 @@ def larger_of(source, tap, begins, ends, sizes, dilations, best, index):
     pointer=("source",),
     integers=NUMBERS,
     index=("at",),
-    static=("window", "unrolled", "from_zero"),
+    static=("kind", "unrolled", "from_zero"),
     accepts=FLOATS,
     output_dtypes=(None, None),
 )
-def _maximum(source, taps, sizes, counts, kernels, steps, dilations, pads, at, window, unrolled, from_zero):
+def _maximum(source, taps, sizes, counts, kernels, steps, dilations, pads, at, kind, unrolled, from_zero):
     """Maximum of a window and its index. Without an element above -inf the index is the first, or 0 if `from_zero`."""
     begins, ends, firsts = (), (), ()
     for d in tl.static_range(len(at)):
-        begin, end = window(at[d], sizes[d], counts[d], kernels[d], steps[d], dilations[d], pads[d])
+        begin, end = positions_of(at[d], sizes[d], counts[d], kernels[d], steps[d], dilations[d], pads[d], kind)
         begins, ends = begins + (begin,), ends + (end,)
         skipped = tl.maximum(dilations[d] - 1 - begin, 0) // dilations[d]
         firsts = firsts + (begin + skipped * dilations[d],)
@@ -116,14 +117,14 @@ def gradient_at(grad, indices, tap, firsts, ends, own):
     pointer=("grad", "indices"),
     integers=NUMBERS,
     index=("at",),
-    static=("over", "unrolled"),
+    static=("kind", "unrolled"),
     accepts=FLOATS,
 )
-def sum_of_chosen(grad, indices, taps, sizes, counts, kernels, steps, dilations, pads, at, over, unrolled):
+def sum_of_chosen(grad, indices, taps, sizes, counts, kernels, steps, dilations, pads, at, kind, unrolled):
     """Sum of the gradients of the windows over an element whose maximum is this element."""
     firsts, ends = (), ()
     for d in tl.static_range(len(at)):
-        first, end = over(at[d], sizes[d], counts[d], kernels[d], steps[d], dilations[d], pads[d])
+        first, end = windows_over(at[d], sizes[d], counts[d], kernels[d], steps[d], dilations[d], pads[d], kind)
         firsts, ends = firsts + (first,), ends + (end,)
     total = zeros_for(grad)
     own = row_major(at, sizes)
@@ -165,8 +166,8 @@ def _maximized(self, windows: Windows, strides, outs, from_zero=False):
     if whole and math.prod(windows.sizes) > MAX_UNROLLED and written[0].stride() == written[1].stride():
         _largest.run((images,), dims, written, opmath(self.dtype))
         return outs
-    find, taps, unrolled = windows.windows()
-    _maximum.run((Gathered(images, dims), taps, *windows.numbers, dims, find, unrolled, from_zero), written)
+    kind, taps, unrolled = windows.positions()
+    _maximum.run((Gathered(images, dims), taps, *windows.numbers, dims, kind, unrolled, from_zero), written)
     return outs
 
 
@@ -186,7 +187,7 @@ def gradient_of_maxima(kernel, grad_output, self, indices, numbers, bounds: Boun
         return (out,)
     dims = tuple(range(2, 2 + rank))
     gathered = [Gathered(batched(each, rank), dims) for each in (grad_output, indices)]
-    kernel.run((*gathered, bounds.taps, *numbers, dims, bounds.find, bounds.unrolled), (batched(out, rank),))
+    kernel.run((*gathered, bounds.taps, *numbers, dims, bounds.kind, bounds.unrolled), (batched(out, rank),))
     return (out,)
 
 

@@ -157,9 +157,9 @@ for _rank in (1, 2, 3):
     facts.arguments(f"max_pool{_rank}d_with_indices", f"max_pool{_rank}d_with_indices_backward")(
         functools.partial(_maximum, _rank)
     )
-    facts.arguments(
-        *(f"{prefix}adaptive_avg_pool{_rank}d{way}" for prefix in ("", "_") for way in ("", "_backward"))
-    )(functools.partial(_adaptive_average, _rank))
+    facts.arguments(*(f"{prefix}adaptive_avg_pool{_rank}d{way}" for prefix in ("", "_") for way in ("", "_backward")))(
+        functools.partial(_adaptive_average, _rank)
+    )
     facts.arguments(f"fractional_max_pool{_rank}d", f"fractional_max_pool{_rank}d_backward")(
         functools.partial(_fractional, _rank)
     )
@@ -187,17 +187,17 @@ def _chosen_by(rank: int, names: tuple[str, ...], forward: str, arguments: dict[
     x, indices, grad = arguments["self"], arguments["indices"], arguments["grad_output"]
     if not all(isinstance(value, torch.Tensor) for value in (x, indices, grad)):
         return arguments
+    if not facts.real(x) or x.dim() not in (rank + 1, rank + 2):
+        return arguments
     given = {"output_size": list(grad.shape[-rank:])} | arguments
     if "random_samples" in names:
-        batch, channels = x.shape[:2] if x.dim() == rank + 2 else (1, *x.shape[:1])
+        batch, channels = x.shape[:2] if x.dim() == rank + 2 else (1, x.shape[0])
         given["random_samples"] = torch.full((batch, channels, rank), 0.5, device=x.device)
-    found = None
-    if facts.real(x) and x.dim() > rank:
-        operator = getattr(torch.ops.aten, forward)
-        results = _compute(operator, x.float(), *(given[name] for name in names))
-        found = None if results is None or results[1].shape != indices.shape else results[1]
-    if indices.dtype is torch.int64 and found is not None:
-        return arguments | {"indices": found}
+    results = _compute(getattr(torch.ops.aten, forward), x.float(), *(given[name] for name in names))
+    if indices.dtype is not torch.int64:
+        return arguments
+    if results is not None and results[1].shape == indices.shape:
+        return arguments | {"indices": results[1]}
     return arguments | {"indices": facts.within(indices, 0, x.shape[-rank:].numel() - 1)}
 
 
