@@ -34,6 +34,7 @@ FAMILIES = (
     "nll_loss",
     "pairwise_distance",
     "polynomial",
+    "pooling",
     "probability",
     "random",
     "rearrangement",

@@ -44,6 +44,8 @@ UNSURE_GRADIENTS = {"logcumsumexp"}
 ROUNDED_GRADIENTS = {"ldexp", "linalg_vector_norm"}
 # Many elements are equal in 16 bits, and ATen gives the gradient to any of them.
 ROUNDED_GRADIENTS |= {"sort", "topk", "kthvalue", "median", "nanmedian", "mode"}
+# Each call draws samples, whose roundoff in 16 bits decides the positions of windows.
+ROUNDED_GRADIENTS |= {"fractional_max_pool2d", "fractional_max_pool3d"}
 # mpmath's function and its order. ATen reduces large arguments by a rounded pi / 4, also in float64.
 _BESSEL = {f"special_bessel_{kind}{order}": (f"bessel{kind}", order) for kind in "jy" for order in (0, 1)}
 
