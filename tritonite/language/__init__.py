@@ -1,6 +1,7 @@
 """Device functions that formulas and kernels share, in addition to triton.language.
 
 - `libdevice`: Triton's module, or in the interpreter `interpreted`, which has its functions in NumPy.
+- `interpolation.py`: source coordinates, neighbours and weights of resampling.
 - `math.py`: division, roots, powers and polynomials, correctly rounded or without branches.
 - `approximate.py`: NVIDIA's fast approximations of float32 functions.
 - `indices.py`: quotients, offsets of strided layouts, loads at computed indices.

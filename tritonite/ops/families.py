@@ -34,6 +34,7 @@ FAMILIES = (
     "random",
     "rearrangement",
     "reduction",
+    "resampling",
     "rounding",
     "sampling",
     "scan",

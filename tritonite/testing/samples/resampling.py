@@ -1,0 +1,57 @@
+"""Resampling of sequences, images and volumes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite.testing.samples import facts
+
+# Output sizes for inputs of the sizes below: up, down, and by one.
+_INPUTS, _OUTPUTS = (3, 5, 4), (7, 3, 5)
+
+
+def _filled(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of this shape with a tensor's elements, repeated, in its memory format."""
+    flat = tensor.reshape(-1)
+    count = torch.Size(shape).numel()
+    filled = flat[torch.arange(count, device=tensor.device) % flat.numel()].reshape(shape)
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    if channels_last is not None and not tensor.is_contiguous():
+        filled = filled.to(memory_format=channels_last)
+    return filled
+
+
+def _resampling(dimensions: int) -> Any:
+    def arguments(tensors: facts.Tensors) -> dict[str, Any] | None:
+        x = tensors[0]
+        if not x.numel():
+            return None
+        inputs, outputs = [2, 3, *_INPUTS[-dimensions:]], list(_OUTPUTS[-dimensions:])
+        source = _filled(x, tuple(inputs))
+        grad = _filled(x, (2, 3, *outputs))
+        return {
+            "self": source,
+            "input": source,
+            "grad_output": grad,
+            "output_size": outputs,
+            "input_size": inputs,
+            "align_corners": False,
+            "scale_factors": None,
+        }
+
+    return arguments
+
+
+_NAMES = {
+    1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
+    2: (
+        *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d"),
+        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    ),
+    3: ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
+}
+for _dimensions, _each in _NAMES.items():
+    for _name in _each:
+        facts.arguments(_name, f"{_name}_backward")(_resampling(_dimensions))
