@@ -82,7 +82,7 @@ def smooth_cubic(x):
     """Return the weight of an element at distance x, of cubic interpolation with Pillow's parameter."""
     a: tl.constexpr = CUBIC_ANTIALIASED
     x = tl.abs(x)
-    return tl.where(x < 1.0, cubic_near(x, a), tl.where(x < 2.0, cubic_far(x, a), 0.0))
+    return tl.where(x < 1.0, cubic_near(x, a), tl.where(x < 2.0, (((x - 5.0) * x + 8.0) * x - 4.0) * a, 0.0))
 
 
 @triton.jit

@@ -2,7 +2,9 @@
 
 A gradient is gathered: an input element looks at every output element that it may have contributed to. `reach`,
 `shift` and the inverses of the scales give the first one, ceil((index + reach) / scale - shift), and `counts` the
-number of candidates in each dimension. So there are no atomics, and the order of additions is fixed.
+number of candidates in each dimension. So there are no atomics, and the order of additions is fixed. A border element
+that is several taps of an output has the sum of their weights: for an infinite gradient, ATen's sum of products may be
+nan instead.
 """
 
 from __future__ import annotations
@@ -132,12 +134,11 @@ def interpolated_backward(
             own, is_tap = _tap_weight(scales[d].to(DTYPE), index, sizes[d], at[d], taps, corners)
             weight, are_taps = weight * own, are_taps & is_tap
             position = position + (index,)
-        row = tl.zeros(grad[0].shape, DTYPE)
         for k in range(counts[last]):
             index = first[last] + k
             own, is_tap = _tap_weight(scales[last].to(DTYPE), index, sizes[last], at[last], taps, corners)
-            row += own * read_at(grad, position + (index,), are_taps & is_tap, 0.0).to(DTYPE)
-        total += weight * row
+            value = read_at(grad, position + (index,), are_taps & is_tap, 0.0).to(DTYPE)
+            total += weight * own * value
     return total
 
 
@@ -302,11 +303,9 @@ def antialiased_backward(
         y = top + j
         total_y = read_at(totals_y, (y,), everywhere, 1.0)
         weight_y, covers_y = _normalised_weight(scale_y, support_y, y, sizes[0], at[0], total_y, filter)
-        row = tl.zeros(grad[0].shape, DTYPE)
         for i in range(counts[1]):
             x = left + i
             total_x = read_at(totals_x, (x,), everywhere, 1.0)
             weight_x, covers_x = _normalised_weight(scale_x, support_x, x, sizes[1], at[1], total_x, filter)
-            row += weight_x * read_at(grad, (y, x), covers_y & covers_x, 0.0).to(DTYPE)
-        total += weight_y * row
+            total += weight_y * weight_x * read_at(grad, (y, x), covers_y & covers_x, 0.0).to(DTYPE)
     return total

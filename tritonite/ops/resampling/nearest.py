@@ -71,22 +71,16 @@ def _backward(grad_output, output_size, input_size, scales, exact, outs):
     shift = 0.5 if exact else 0.0
     # ATen's GPU kernels find the outputs from the inverse scale, its CPU kernels from the forward scale.
     adjoint = aten.on_cpu()
+    # The index of at least one more output on either side, because coordinates are rounded.
+    margin = max(resampling.scales)
     if adjoint:
-        # One more output on either side, because coordinates are rounded.
-        counts = resampling.counts(0.0, 1.0 + 2 * max(resampling.scales), shift)
+        counts = resampling.counts(-margin, 1.0 + 2 * margin, shift)
     else:
         counts = tuple([int(n) if (n := inverse) == int(n) else int(n) + 2 for inverse in resampling.inverses])
     dims = resampling.dims
-    numbers = (*resampling.padded_scales, *resampling.padded_inverses, -max(resampling.scales), shift)
-    nearest_backward.run(
-        (
-            *(Gathered(grad_output, dims), resampling.sizes, resampling.outputs, counts, dims),
-            *numbers,
-            exact,
-            adjoint,
-        ),
-        (out,),
-    )
+    operands = (Gathered(grad_output, dims), resampling.sizes, resampling.outputs, counts, dims)
+    numbers = (*resampling.padded_scales, *resampling.padded_inverses, -margin, shift)
+    nearest_backward.run((*operands, *numbers, exact, adjoint), (out,))
     return (out,)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from tritonite.testing.samples import facts
 
-# Output sizes for inputs of the sizes below: up, down, and by one.
-_INPUTS, _OUTPUTS = (3, 5, 4), (7, 3, 5)
+# Sizes of an input and an output, and factors that give them.
+_INPUTS, _OUTPUTS, _FACTORS = (3, 5, 4), (7, 3, 5), (2.34, 0.62, 1.3)
 
 
 def _filled(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -30,7 +30,8 @@ def _resampling(dimensions: int) -> Any:
             return None
         inputs, outputs = [2, 3, *_INPUTS[-dimensions:]], list(_OUTPUTS[-dimensions:])
         source = _filled(x, tuple(inputs))
-        grad = _filled(x, (2, 3, *outputs))
+        # ATen adds nan for an infinite gradient at a tap whose weight is 0, and Tritonite leaves out such taps.
+        grad = torch.where(torch.isfinite(grad := _filled(x, (2, 3, *outputs))), grad, 0.5)
         return {
             "self": source,
             "input": source,
@@ -39,6 +40,8 @@ def _resampling(dimensions: int) -> Any:
             "input_size": inputs,
             "align_corners": False,
             "scale_factors": None,
+            "scales": _FACTORS[-1],
+            **dict(zip(("scales_w", "scales_h", "scales_d"), _FACTORS[::-1], strict=True)),
         }
 
     return arguments
@@ -55,3 +58,13 @@ _NAMES = {
 for _dimensions, _each in _NAMES.items():
     for _name in _each:
         facts.arguments(_name, f"{_name}_backward")(_resampling(_dimensions))
+
+facts.ZERO_SIGN_OF_ROUNDOFF.update(
+    f"_upsample_{kernel}2d_aa{way}" for kernel in ("bilinear", "bicubic") for way in ("", "_backward")
+)
+
+
+@facts.terms("upsample_bicubic2d", "upsample_bicubic2d_backward", "_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa_backward")
+def _cubic_terms(sums: facts.Sums) -> float:
+    """Return the number of taps, whose weights have both signs."""
+    return 16.0
