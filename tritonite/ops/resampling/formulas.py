@@ -194,11 +194,10 @@ def nearest_backward(
     for n in range(candidates):
         position, rest = (), n
         inside = at[0] >= 0
-        for k in tl.static_range(rank):
-            d: tl.constexpr = rank - 1 - k
+        for d in tl.static_range(rank):
             index = first[d] + rest % counts[d]
             rest = rest // counts[d]
-            position = (index,) + position
+            position = position + (index,)
             if adjoint:
                 inside = inside & (nearest_index(scales[d], index, sizes[d], exact) == at[d])
             else:
