@@ -21,6 +21,7 @@ FAMILIES = (
     "foreach_reduction",
     "fused_optimizers",
     "gamma",
+    "grid_sampling",
     "histograms",
     "indexing",
     "jagged",
