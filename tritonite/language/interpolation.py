@@ -43,13 +43,13 @@ def linear_taps(scale, index, size, CORNERS: tl.constexpr):
 @triton.jit
 def cubic_near(x, a):
     """Return the weight of an element at distance x from 0 to 1 (Keys 1981)."""
-    return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    return (x * (a + 2.0) - (a + 3.0)) * x * x + 1.0
 
 
 @triton.jit
 def cubic_far(x, a):
     """Return the weight of an element at distance x from 1 to 2 (Keys 1981)."""
-    return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
+    return ((x * a - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
 
 
 @triton.jit

@@ -129,9 +129,9 @@ def _grid_gradient(grad, source, first, second, third, channels, sizes, mode, pa
             gradient = read_at(grad, (c,), everywhere, 0.0).to(first.dtype)
             for j in tl.static_range(4):
                 for i in tl.static_range(4):
-                    value = _pixel(source, (c,), (rows[j], columns[i]), sizes) * gradient
-                    sum0 += value * slopes_y[j] * weights_x[i]
-                    sum1 += value * weights_y[j] * slopes_x[i]
+                    value = _pixel(source, (c,), (rows[j], columns[i]), sizes)
+                    sum0 += value * (slopes_y[j] * weights_x[i]) * gradient
+                    sum1 += value * (weights_y[j] * slopes_x[i]) * gradient
     else:
         indices, weights = (), ()
         for d in tl.static_range(rank):
@@ -140,13 +140,13 @@ def _grid_gradient(grad, source, first, second, third, channels, sizes, mode, pa
         for c in range(channels):
             gradient = read_at(grad, (c,), everywhere, 0.0).to(first.dtype)
             for k in tl.static_range(2**rank):
-                value = _pixel(source, (c,), _corner(indices, k), sizes) * gradient
-                change = value * _corner_weight(weights, k, 0)
+                value = _pixel(source, (c,), _corner(indices, k), sizes)
+                change = value * _corner_weight(weights, k, 0) * gradient
                 sum0 += change if (k >> (rank - 1)) & 1 else -change
-                change = value * _corner_weight(weights, k, 1)
+                change = value * _corner_weight(weights, k, 1) * gradient
                 sum1 += change if (k >> (rank - 2)) & 1 else -change
                 if rank == 3:
-                    change = value * _corner_weight(weights, k, 2)
+                    change = value * _corner_weight(weights, k, 2) * gradient
                     sum2 += change if k & 1 else -change
     # Bicubic sampling pads the pixels, not the position.
     own_padding: tl.constexpr = ZEROS if mode == BICUBIC else padding
