@@ -65,7 +65,17 @@ def _add(total, steps, indices, sizes, value, mask):
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _scatter_grid(
-    total, grad, points, shape, grad_strides, point_strides, total_strides, steps, coordinate_stride, sizes, n,
+    total,
+    grad,
+    points,
+    shape,
+    grad_strides,
+    point_strides,
+    total_strides,
+    steps,
+    coordinate_stride,
+    sizes,
+    n,
     META: tl.constexpr,
 ):
     """Add a block of output gradients to the sums. Spaces are fastest dimension first, `steps` and `sizes` slowest."""
@@ -123,9 +133,7 @@ def scatter_grid(
     fill_zero(total)
     n = grad.numel()
     if n:
-        meta = GridMeta(
-            mode, padding, corners, TRITON_DTYPES[compute], offset_type(total, grad, grid), _BLOCK
-        )
+        meta = GridMeta(mode, padding, corners, TRITON_DTYPES[compute], offset_type(total, grad, grid), _BLOCK)
         shape = tuple(grad.shape[:0:-1])
         along = grid.stride()[1:-1]
         _scatter_grid[(-(-n // meta.block),)](

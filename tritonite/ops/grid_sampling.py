@@ -17,7 +17,6 @@ from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.grid import (
     BICUBIC,
-    BILINEAR,
     NEAREST,
     ZEROS,
     cubic_derivatives,

@@ -70,12 +70,10 @@ def _backward(filter, grad_output, output_size, input_size, corners, scales, out
         totals.append(Gathered(total, (2 + d,)))
     counts = []
     for d, support in enumerate(supports):
-        counts += resampling._replace(
-            sizes=resampling.sizes[d : d + 1], outputs=resampling.outputs[d : d + 1], scales=resampling.scales[d : d + 1]
-        ).counts(0.5 - support, 2 * support, 0.5)
+        counts += resampling.along(d).counts(0.5 - support, 2 * support, 0.5)
     dims = resampling.dims
     operands = (Gathered(grad_output, dims), *totals, resampling.sizes, resampling.outputs, tuple(counts), dims)
-    antialiased_backward.run((*operands, *resampling.scales, *resampling.inverses, *supports, filter), (out,))
+    antialiased_backward.run((*operands, *resampling.scales, *supports, filter), (out,))
     return (out,)
 
 

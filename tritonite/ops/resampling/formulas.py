@@ -18,7 +18,6 @@ from tritonite.language.interpolation import antialiased_span, antialiased_weigh
 from tritonite.registry import scalar_kernel
 
 _SCALES = ("scale0", "scale1", "scale2")
-_INVERSES = ("inverse0", "inverse1", "inverse2")
 
 
 @scalar_kernel(pointer=("source",), integers=("sizes",), index=("at",), exact=_SCALES, static=("exact",))
@@ -69,9 +68,15 @@ def interpolated(source, sizes, at, scale0, scale1, scale2, taps, corners):
 
 
 @triton.jit
-def _first_candidate(index, inverse, reach, shift, count, outputs):
+def _inverse(scale):
+    """Return the inverse of a scale, and 0 for a scale of 0, with which every output reads the first element."""
+    return tl.where(scale == 0.0, 0.0, 1.0 / tl.where(scale == 0.0, 1.0, scale))
+
+
+@triton.jit
+def _first_candidate(index, scale, reach, shift, count, outputs):
     """Return the first of `count` outputs among which are all that the input element `index` contributes to."""
-    first = tl.ceil((index.to(tl.float64) + reach) * inverse - shift)
+    first = tl.ceil((index.to(tl.float64) + reach) * _inverse(scale) - shift)
     last = (outputs - count).to(tl.float64)
     return tl.minimum(tl.maximum(first, 0.0), last).to(index.dtype)
 
@@ -92,7 +97,7 @@ def _tap_weight(scale, output, size, at, taps: tl.constexpr, corners: tl.constex
     pointer=("grad",),
     integers=("sizes", "outputs", "counts"),
     index=("at",),
-    exact=(*_SCALES, *_INVERSES, "reach", "shift"),
+    exact=(*_SCALES, "reach", "shift"),
     static=("taps", "corners"),
     accepts=FLOATS,
 )
@@ -105,9 +110,6 @@ def interpolated_backward(
     scale0,
     scale1,
     scale2,
-    inverse0,
-    inverse1,
-    inverse2,
     reach,
     shift,
     taps,
@@ -117,11 +119,11 @@ def interpolated_backward(
     element = grad[0].dtype.element_ty
     DTYPE: tl.constexpr = tl.float64 if element == tl.float64 else tl.float32
     last: tl.constexpr = len(at) - 1
-    scales, inverses = (scale0, scale1, scale2), (inverse0, inverse1, inverse2)
+    scales = (scale0, scale1, scale2)
     first = ()
     outer = 1
     for d in tl.static_range(last + 1):
-        first = first + (_first_candidate(at[d], inverses[d], reach, shift, counts[d], outputs[d]),)
+        first = first + (_first_candidate(at[d], scales[d], reach, shift, counts[d], outputs[d]),)
         if d < last:
             outer = outer * counts[d]
     total = tl.zeros(grad[0].shape, DTYPE)
@@ -146,7 +148,7 @@ def interpolated_backward(
     pointer=("grad",),
     integers=("sizes", "outputs", "counts"),
     index=("at",),
-    exact=(*_SCALES, *_INVERSES, "reach", "shift"),
+    exact=(*_SCALES, "reach", "shift"),
     static=("exact", "adjoint"),
     accepts=FLOATS,
 )
@@ -159,9 +161,6 @@ def nearest_backward(
     scale0,
     scale1,
     scale2,
-    inverse0,
-    inverse1,
-    inverse2,
     reach,
     shift,
     exact,
@@ -175,15 +174,15 @@ def nearest_backward(
     element = grad[0].dtype.element_ty
     DTYPE: tl.constexpr = tl.float64 if element == tl.float64 else tl.float32
     rank: tl.constexpr = len(at)
-    scales, inverses = (scale0, scale1, scale2), (inverse0, inverse1, inverse2)
+    scales = (scale0, scale1, scale2)
     first, end = (), ()
     candidates = 1
     for d in tl.static_range(rank):
         if adjoint:
-            start = _first_candidate(at[d], inverses[d], reach, shift, counts[d], outputs[d])
+            start = _first_candidate(at[d], scales[d], reach, shift, counts[d], outputs[d])
             end = end + (start,)
         else:
-            inverse = inverses[d].to(tl.float32)
+            inverse = _inverse(scales[d]).to(tl.float32)
             offset = shift.to(tl.float32)
             start = tl.ceil(at[d].to(tl.float32) * inverse - offset).to(at[d].dtype)
             stop = tl.ceil((at[d] + 1).to(tl.float32) * inverse - offset).to(at[d].dtype)
@@ -269,7 +268,7 @@ def _normalised_weight(scale, support, output, size, at, total, filter: tl.const
     pointer=("grad", "totals_y", "totals_x"),
     integers=("sizes", "outputs", "counts"),
     index=("at",),
-    exact=("scale0", "scale1", "inverse0", "inverse1", "support0", "support1"),
+    exact=("scale0", "scale1", "support0", "support1"),
     static=("filter",),
     accepts=FLOATS,
 )
@@ -283,8 +282,6 @@ def antialiased_backward(
     at,
     scale0,
     scale1,
-    inverse0,
-    inverse1,
     support0,
     support1,
     filter,
@@ -294,8 +291,8 @@ def antialiased_backward(
     DTYPE: tl.constexpr = tl.float64 if element == tl.float64 else tl.float32
     scale_y, scale_x = scale0.to(DTYPE), scale1.to(DTYPE)
     support_y, support_x = support0.to(DTYPE), support1.to(DTYPE)
-    top = _first_candidate(at[0], inverse0, 0.5 - support0, 0.5, counts[0], outputs[0])
-    left = _first_candidate(at[1], inverse1, 0.5 - support1, 0.5, counts[1], outputs[1])
+    top = _first_candidate(at[0], scale0, 0.5 - support0, 0.5, counts[0], outputs[0])
+    left = _first_candidate(at[1], scale1, 0.5 - support1, 0.5, counts[1], outputs[1])
     total = tl.zeros(grad[0].shape, DTYPE)
     everywhere = at[0] >= 0
     for j in range(counts[0]):

@@ -79,7 +79,7 @@ def _backward(grad_output, output_size, input_size, scales, exact, outs):
         counts = tuple([int(n) if (n := inverse) == int(n) else int(n) + 2 for inverse in resampling.inverses])
     dims = resampling.dims
     operands = (Gathered(grad_output, dims), resampling.sizes, resampling.outputs, counts, dims)
-    numbers = (*resampling.padded_scales, *resampling.padded_inverses, -margin, shift)
+    numbers = (*resampling.padded_scales, -margin, shift)
     nearest_backward.run((*operands, *numbers, exact, adjoint), (out,))
     return (out,)
 

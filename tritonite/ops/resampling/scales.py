@@ -34,9 +34,9 @@ class Resampling(NamedTuple):
         """The inverse scales; 0 for a scale of 0, where every output reads the first element."""
         return tuple([1 / scale if scale else 0.0 for scale in self.scales])
 
-    @property
-    def padded_inverses(self) -> tuple[float, ...]:
-        return (*self.inverses, 1.0, 1.0)[:3]
+    def along(self, d: int) -> Resampling:
+        """Return the resampling of one of the dimensions."""
+        return Resampling(self.sizes[d : d + 1], self.outputs[d : d + 1], self.scales[d : d + 1])
 
     def copies(self) -> bool:
         """Return whether all sizes stay."""

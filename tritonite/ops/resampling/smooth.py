@@ -64,7 +64,7 @@ def _backward(taps, grad_output, output_size, input_size, corners, scales, outs)
     reach = shift - radius
     dims = resampling.dims
     counts = resampling.counts(reach, 2 * radius, shift)
-    numbers = (*resampling.padded_scales, *resampling.padded_inverses, reach, shift)
+    numbers = (*resampling.padded_scales, reach, shift)
     operands = (Gathered(grad_output, dims), resampling.sizes, resampling.outputs, counts, dims)
     interpolated_backward.run((*operands, *numbers, taps, corners), (out,))
     return (out,)

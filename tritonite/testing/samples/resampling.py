@@ -59,12 +59,13 @@ for _dimensions, _each in _NAMES.items():
     for _name in _each:
         facts.arguments(_name, f"{_name}_backward")(_resampling(_dimensions))
 
-facts.ZERO_SIGN_OF_ROUNDOFF.update(
-    f"_upsample_{kernel}2d_aa{way}" for kernel in ("bilinear", "bicubic") for way in ("", "_backward")
+_ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+facts.ZERO_SIGN_OF_ROUNDOFF.update(f"{name}{way}" for name in _ANTIALIASED for way in ("", "_backward"))
+
+
+@facts.terms(
+    *(f"{name}{way}" for name in ("upsample_bicubic2d", "_upsample_bicubic2d_aa") for way in ("", "_backward"))
 )
-
-
-@facts.terms("upsample_bicubic2d", "upsample_bicubic2d_backward", "_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa_backward")
 def _cubic_terms(sums: facts.Sums) -> float:
     """Return the number of taps, whose weights have both signs."""
     return 16.0
