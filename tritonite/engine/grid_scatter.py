@@ -92,10 +92,10 @@ def _scatter_grid(
     coordinates = ()
     for d in tl.static_range(rank):
         read = tl.load(point + (rank - 1 - d) * coordinate_stride, mask=mask, other=0.0)
-        coordinates = coordinates + (read.to(META.compute),)
+        coordinates = coordinates + (read.to(META.compute),)  # type: ignore[assignment]
     if MODE == BICUBIC:
-        y = unnormalised(coordinates[0], sizes[0], CORNERS)
-        x = unnormalised(coordinates[1], sizes[1], CORNERS)
+        y = unnormalised(coordinates[0], sizes[0], CORNERS)  # type: ignore[misc]
+        x = unnormalised(coordinates[1], sizes[1], CORNERS)  # type: ignore[misc]
         rows, weights_y = cubic_neighbours(y, sizes[0], PADDING, CORNERS), cubic_weights(y - tl.floor(y))
         columns, weights_x = cubic_neighbours(x, sizes[1], PADDING, CORNERS), cubic_weights(x - tl.floor(x))
         for j in tl.static_range(4):
@@ -106,16 +106,17 @@ def _scatter_grid(
         for d in tl.static_range(rank):
             position = source_position(coordinates[d], sizes[d], PADDING, CORNERS)
             if MODE == NEAREST:
-                indices = indices + ((libdevice.rint(position).to(tl.int32),),)
+                indices = indices + ((libdevice.rint(position).to(tl.int32),),)  # type: ignore[assignment]
             else:
                 neighbours, weight = linear_neighbours(position)
-                indices, weights = indices + (neighbours,), weights + (weight,)
+                indices = indices + (neighbours,)  # type: ignore[assignment]
+                weights = weights + (weight,)  # type: ignore[assignment]
         taps: tl.constexpr = 2 if MODE == BILINEAR else 1
         for k in tl.static_range(taps**rank):
             pixel = ()
             update = value
             for d in tl.static_range(rank):
-                pixel = pixel + (indices[d][(k >> (rank - 1 - d)) % taps],)
+                pixel = pixel + (indices[d][(k >> (rank - 1 - d)) % taps],)  # type: ignore[assignment,misc]
                 if MODE == BILINEAR:
                     update = update * weights[d][(k >> (rank - 1 - d)) % taps]
             _add(own, steps, pixel, sizes, update, mask)

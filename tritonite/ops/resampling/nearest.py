@@ -27,21 +27,26 @@ _ACCEPTED = (*FLOATS, torch.uint8)
 _ONE, _TWO, _THREE = ("scales",), ("scales_h", "scales_w"), ("scales_d", "scales_h", "scales_w")
 
 
-def _resampling(input_size, output_size, scales, exact):
-    """Return the sizes and scales. ATen's CPU kernels ignore a given scale where a size stays or doubles."""
-    given = list(scales)
-    for d, (size, output) in enumerate(zip(input_size[2:], output_size, strict=True)):
-        if aten.on_cpu() and not exact and output in (size, 2 * size):
-            given[d] = None
+def _resampling(input_size, output_size, scales, exact, backward=False):
+    """Return the sizes and scales. A given scale is ignored where a size stays or doubles, in some CPU kernels of ATen.
+
+    ATen's CPU kernels of the gradient of `nearest` ignore the scale. Which of the others do depends on the layout.
+    """
     sizes, outputs = tuple(input_size[2:]), tuple(output_size)
-    found = [sampled_scale(n, m, False, scale) for n, m, scale in zip(sizes, outputs, given, strict=True)]
+    found = []
+    for size, output, given in zip(sizes, outputs, scales, strict=True):
+        scale = sampled_scale(size, output, False, given)
+        if aten.on_cpu() and not exact and output in (size, 2 * size) and scale != size / output:
+            if not backward:
+                raise Decline(f"scale {given} from size {size} to {output}, which some of ATen's CPU kernels ignore")
+            scale = size / output
+        found.append(scale)
     return Resampling(sizes, outputs, tuple(found))
 
 
 def _copies(resampling):
     """Return whether ATen copies: its GPU kernels of images do where sizes stay, whatever the scales."""
-    same = resampling.copies()
-    return same and (all(s == 1 for s in resampling.scales) or (aten.on_gpu() and len(resampling.sizes) == 2))
+    return aten.on_gpu() and resampling.copies() and len(resampling.sizes) == 2
 
 
 def _forward(self, output_size, scales, exact, outs):
@@ -51,7 +56,7 @@ def _forward(self, output_size, scales, exact, outs):
         raise Decline(f"dtype {self.dtype}; floats and uint8 are served")
     resampling = _resampling(self.shape, output_size, scales, exact)
     out = output_like(self, (*self.shape[:2], *output_size), outs, dimensions > 1)
-    if _copies(resampling):
+    if _copies(resampling) or (resampling.copies() and set(resampling.scales) == {1.0}):
         move(self, out)
     else:
         source, dims = Gathered(words(self), resampling.dims), resampling.dims
@@ -63,7 +68,7 @@ def _backward(grad_output, output_size, input_size, scales, exact, outs):
     dimensions = len(scales)
     check_sizes(input_size, output_size, dimensions)
     check_gradient(grad_output, output_size, input_size)
-    resampling = _resampling(input_size, output_size, scales, exact)
+    resampling = _resampling(input_size, output_size, scales, exact, backward=True)
     out = output_like(grad_output, input_size, outs, dimensions == 2)
     if _copies(resampling):
         move(grad_output, out)

@@ -56,7 +56,8 @@ def _backward(taps, grad_output, output_size, input_size, corners, scales, outs)
     check_gradient(grad_output, output_size, input_size)
     resampling = _resampling(taps, input_size, output_size, corners, scales)
     out = output_like(grad_output, input_size, outs, dimensions > 1 and taps is linear_taps)
-    if resampling.copies():
+    # ATen's CPU kernels of linear interpolation add to 0, which makes -0.0 positive.
+    if resampling.copies() and (aten.on_gpu() or taps is cubic_taps):
         move(grad_output, out)
         return (out,)
     # An element is among the taps of outputs with coordinates from `radius` before its index to `radius` behind it.

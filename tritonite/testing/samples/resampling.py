@@ -69,3 +69,11 @@ facts.ZERO_SIGN_OF_ROUNDOFF.update(f"{name}{way}" for name in _ANTIALIASED for w
 def _cubic_terms(sums: facts.Sums) -> float:
     """Return the number of taps, whose weights have both signs."""
     return 16.0
+
+
+@facts.drawn(*_ANTIALIASED)
+def _several_columns(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return an output of at least two columns: ATen's CPU kernel repeats the first row of a single column."""
+    return arguments | {
+        "output_size": [*arguments["output_size"][:1], *(max(2, n) for n in arguments["output_size"][1:])]
+    }
