@@ -67,8 +67,8 @@ facts.ZERO_SIGN_OF_ROUNDOFF.update(f"{name}{way}" for name in _ANTIALIASED for w
     *(f"{name}{way}" for name in ("upsample_bicubic2d", "_upsample_bicubic2d_aa") for way in ("", "_backward"))
 )
 def _cubic_terms(sums: facts.Sums) -> float:
-    """Return the number of taps, whose weights have both signs."""
-    return 16.0
+    """Return a multiple of the number of taps, whose weights have both signs and depend on a rounded coordinate."""
+    return 64.0
 
 
 @facts.drawn(*_ANTIALIASED)
@@ -77,3 +77,10 @@ def _several_columns(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {
         "output_size": [*arguments["output_size"][:1], *(max(2, n) for n in arguments["output_size"][1:])]
     }
+
+
+@facts.drawn("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return finite inputs: where a size stays, ATen's CPU kernels multiply an infinite element by a weight of 0."""
+    given = {name: arguments[name] for name in ("self", "input") if name in arguments}
+    return arguments | {name: torch.where(torch.isfinite(x), x, 0.5) for name, x in given.items() if facts.real(x)}
