@@ -90,3 +90,12 @@ def test_an_empty_batch(device):
     with tritonite.use_gems(include="grid_sampler_2d*", faster_only=False):
         assert torch.ops.aten.grid_sampler_2d(image, grid, 0, 0, False).shape == (0, 3, 2, 3)
     assert served("grid_sampler_2d")
+
+
+def test_cudnn_samples_bilinearly_with_corners_aligned(device):
+    image, grid, grad = _operands(2, (5, 4), torch.float32, device)
+    given = (image, grid, 0, 0, True)
+    sampled = tritonite.ops.cudnn_grid_sampler(image, grid)
+    torch.testing.assert_close(sampled, torch.ops.aten.grid_sampler_2d(*given))
+    gradients = tritonite.ops.cudnn_grid_sampler_backward(image, grid, grad)
+    torch.testing.assert_close(gradients, torch.ops.aten.grid_sampler_2d_backward(grad, *given, [True, True]))

@@ -17,6 +17,7 @@ from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.grid import (
     BICUBIC,
+    BILINEAR,
     NEAREST,
     ZEROS,
     cubic_derivatives,
@@ -246,3 +247,29 @@ def grid_sampler_3d_backward(
 ):
     given = (grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask)
     return _backward(3, *given, outs)
+
+
+# cuDNN samples images bilinearly, with zeros around them and corners aligned.
+_AS_CUDNN = (BILINEAR.value, ZEROS.value, True)
+_CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
+
+
+def _check_cudnn(dtype):
+    if dtype not in _CUDNN_DTYPES:
+        raise Decline(f"dtype {dtype}; cuDNN samples float16, float32 and float64")
+
+
+@operator("cudnn_grid_sampler", accepts=_CUDNN_DTYPES, cuda_only=("cudnn_grid_sampler", "cudnn_grid_sampler.out"))
+def cudnn_grid_sampler(self, grid, outs=()):
+    _check_cudnn(self.dtype)
+    return _forward(2, self, grid, *_AS_CUDNN, outs)
+
+
+@operator(
+    "cudnn_grid_sampler_backward",
+    accepts=_CUDNN_DTYPES,
+    cuda_only=("cudnn_grid_sampler_backward", "cudnn_grid_sampler_backward.out"),
+)
+def cudnn_grid_sampler_backward(self, grid, grad_output, outs=()):
+    _check_cudnn(self.dtype)
+    return _backward(2, grad_output, self, grid, *_AS_CUDNN, (True, True), outs)

@@ -30,6 +30,7 @@ def _sampling(rank: int) -> Any:
         grid = grid.reshape(rank, 2, *points).movedim(0, -1).flip(2).to(x.dtype)
         return {
             "input": image,
+            "self": image,
             "grid": grid if x.is_contiguous() else grid.contiguous(),
             "grad_output": filled(2, 3, *points),
             "interpolation_mode": 0,
@@ -42,3 +43,4 @@ def _sampling(rank: int) -> Any:
 
 for _rank in (2, 3):
     facts.arguments(f"grid_sampler_{_rank}d", f"grid_sampler_{_rank}d_backward")(_sampling(_rank))
+facts.arguments("cudnn_grid_sampler", "cudnn_grid_sampler_backward")(_sampling(2))
