@@ -1,8 +1,10 @@
 """Device functions that formulas and kernels share, in addition to triton.language.
 
 - `libdevice`: Triton's module, or in the interpreter `interpreted`, which has its functions in NumPy.
+- `interpolation.py`: source coordinates, neighbours and weights of resampling.
 - `math.py`: division, roots, powers and polynomials, correctly rounded or without branches.
 - `approximate.py`: NVIDIA's fast approximations of float32 functions.
+- `grid.py`: positions of grid sampling, and their derivatives.
 - `indices.py`: quotients, offsets of strided layouts, loads at computed indices.
 - `reduce.py`: block reductions over states of several values, in a fixed order where asked.
 - `bf16x6.py`: float32 products from bfloat16 terms.

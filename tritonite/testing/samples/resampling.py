@@ -1,0 +1,86 @@
+"""Resampling of sequences, images and volumes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite.testing.samples import facts
+
+# Sizes of an input and an output, and factors that give them.
+_INPUTS, _OUTPUTS, _FACTORS = (3, 5, 4), (7, 3, 5), (2.34, 0.62, 1.3)
+
+
+def _filled(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of this shape with a tensor's elements, repeated, in its memory format."""
+    flat = tensor.reshape(-1)
+    count = torch.Size(shape).numel()
+    filled = flat[torch.arange(count, device=tensor.device) % flat.numel()].reshape(shape)
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    if channels_last is not None and not tensor.is_contiguous():
+        filled = filled.to(memory_format=channels_last)
+    return filled
+
+
+def _resampling(dimensions: int) -> Any:
+    def arguments(tensors: facts.Tensors) -> dict[str, Any] | None:
+        x = tensors[0]
+        if not x.numel():
+            return None
+        inputs, outputs = [2, 3, *_INPUTS[-dimensions:]], list(_OUTPUTS[-dimensions:])
+        source = _filled(x, tuple(inputs))
+        # ATen adds nan for an infinite gradient at a tap whose weight is 0, and Tritonite leaves out such taps.
+        grad = torch.where(torch.isfinite(grad := _filled(x, (2, 3, *outputs))), grad, 0.5)
+        return {
+            "self": source,
+            "input": source,
+            "grad_output": grad,
+            "output_size": outputs,
+            "input_size": inputs,
+            "align_corners": False,
+            "scale_factors": None,
+            "scales": _FACTORS[-1],
+            **dict(zip(("scales_w", "scales_h", "scales_d"), _FACTORS[::-1], strict=True)),
+        }
+
+    return arguments
+
+
+_NAMES = {
+    1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
+    2: (
+        *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d"),
+        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    ),
+    3: ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
+}
+for _dimensions, _each in _NAMES.items():
+    for _name in _each:
+        facts.arguments(_name, f"{_name}_backward")(_resampling(_dimensions))
+
+_ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+facts.ZERO_SIGN_OF_ROUNDOFF.update(f"{name}{way}" for name in _ANTIALIASED for way in ("", "_backward"))
+
+
+@facts.terms(
+    *(f"{name}{way}" for name in ("upsample_bicubic2d", "_upsample_bicubic2d_aa") for way in ("", "_backward"))
+)
+def _cubic_terms(sums: facts.Sums) -> float:
+    """Return a multiple of the number of taps, whose weights have both signs and depend on a rounded coordinate."""
+    return 64.0
+
+
+@facts.drawn(*_ANTIALIASED)
+def _several_columns(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return an output of at least two columns: ATen's CPU kernel repeats the first row of a single column."""
+    return arguments | {
+        "output_size": [*arguments["output_size"][:1], *(max(2, n) for n in arguments["output_size"][1:])]
+    }
+
+
+@facts.drawn("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return finite inputs: where a size stays, ATen's CPU kernels multiply an infinite element by a weight of 0."""
+    given = {name: arguments[name] for name in ("self", "input") if name in arguments}
+    return arguments | {name: torch.where(torch.isfinite(x), x, 0.5) for name, x in given.items() if facts.real(x)}
