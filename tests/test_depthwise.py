@@ -8,6 +8,9 @@ from conftest import some
 import tritonite
 from tritonite.engine import iteration
 from tritonite.engine.convolution import depthwise
+from tritonite.errors import Decline
+from tritonite.testing.judge import to_reference
+from tritonite.testing.samples import REFERENCES, samples
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CONVOLUTIONS = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)
@@ -143,3 +146,37 @@ def test_samples_are_independent_of_the_batch(layout, small_tiles):
 def test_offsets_of_64_bits(monkeypatch):
     monkeypatch.setattr(iteration, "INT32_LIMIT", 1)
     check(normal(2, 3, 4, 5), normal(6, 1, 3, 3), normal(6), 2, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["_conv_depthwise2d", "conv_depthwise3d"])
+def test_cuda_only_operators(name, dtype):
+    op, out = tritonite.overloads()[name], tritonite.overloads()[f"{name}.out"]
+    for sample in samples(op, dtype, tritonite.device):
+        if sample.label.startswith("extreme"):
+            continue
+        exact = REFERENCES[name](*sample.map(to_reference).args)
+        result = op(*sample.args)
+        assert result.is_contiguous() and result.dtype is dtype
+        close(result, exact, 24)
+        given = torch.full_like(result, float("nan"))
+        assert out(*sample.args, out=given) is given and torch.equal(given, result)
+
+
+def test_declines():
+    ops, x, weight = tritonite.overloads(), normal(2, 3, 4, 5), normal(6, 1, 2, 2)
+    window = (1, 1), (0, 0), (1, 1)
+    op = ops["_conv_depthwise2d"]
+    for arguments, reason in (
+        ((x, weight, (2, 2), None, (0, 1), *window[1:]), "a positive window"),
+        ((x[:0], weight, (2, 2), None, *window), "input of shape"),
+        ((x, weight, (3, 2), None, *window), "filters of shape"),
+        ((x, weight.double(), (2, 2), None, *window), "filters of torch"),
+        ((x, weight, (2, 2), weight[:5, 0, 0, 0], *window), "bias of shape"),
+        ((x[:, :, :1], weight, (2, 2), None, *window), "result of sizes"),
+        ((x, weight, (2, 2), None, (1,), *window[1:]), "a window of 1"),
+    ):
+        with pytest.raises(Decline, match=reason):
+            op(*arguments)
+    with pytest.raises(Decline, match="not contiguous"):
+        ops["_conv_depthwise2d.out"](x, weight, (2, 2), None, *window, out=normal(2, 6, 4, 3).mT)

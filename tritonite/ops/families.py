@@ -13,6 +13,7 @@ FAMILIES = (
     "conditional",
     "creation",
     "cross",
+    "depthwise",
     "distance",
     "elementary",
     "embedding",
