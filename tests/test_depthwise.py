@@ -19,7 +19,7 @@ CONVOLUTIONS = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn
 @pytest.fixture(params=[(1, 16), (4, 4)], ids=str)
 def small_tiles(request, monkeypatch, change_device):
     """Make tiles so small that channels and positions have several, and filters several groups of taps."""
-    small = depthwise.DepthwiseTable(request.param, request.param[::-1], unrolled=6, group=4, slices=2, elements=8)
+    small = depthwise.DepthwiseTable(request.param, request.param[::-1], 2, 6, request.param, 4, slices=2, elements=8)
     monkeypatch.setattr(depthwise, "TABLE", dict.fromkeys(depthwise.TABLE, small))
     change_device(programs=12)
 
@@ -131,7 +131,7 @@ def test_padding_has_no_terms():
 
 @pytest.mark.parametrize("layout", ["row-major", "channels last"])
 def test_samples_are_independent_of_the_batch(layout, small_tiles):
-    x, weight = normal(3, 4, 1, 5, 6), normal(4, 1, 1, 3, 3)
+    x, weight = normal(2, 3, 1, 3, 5), normal(3, 1, 1, 3, 3)
     window = ((1, 1, 1), (0, 1, 1), (1, 1, 1))
     x = laid(x, layout)
     whole, one = torch.empty_like(x), torch.empty_like(x[1:2])

@@ -15,15 +15,9 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.convolution.depthwise_kernels import (
-    DepthwiseMeta,
-    FilterStrides,
-    Strides,
-    Window,
-    add_slices,
-    convolve,
-    sum_products,
-)
+from tritonite.engine.convolution.depthwise_backward import add_slices, sum_products
+from tritonite.engine.convolution.depthwise_forward import convolve
+from tritonite.engine.convolution.depthwise_taps import DepthwiseMeta, FilterStrides, Strides, Window
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import empty, fusion
 
@@ -31,14 +25,17 @@ from tritonite.runtime.contract import empty, fusion
 class DepthwiseTable(NamedTuple):
     """Tiles of a kind of device.
 
-    `along_positions` and `along_channels` are (channels, positions) of row-major and of channels-last tensors.
-    `unrolled` is the largest filter whose taps are unrolled. A program sums products for `group` taps of the gradient
-    of the weight, and `slices` x `elements` is the tile of its last sum.
+    `along_positions` and `along_channels` are (channels, positions) of row-major and of channels-last tensors. A
+    position of the latter is a run of `run` columns, which share what is read. `unrolled` is the largest filter whose
+    taps are unrolled. In the gradient of the weight, `summed` replaces `along_positions`, a program has `group` taps,
+    and `slices` x `elements` is the tile of the last sum.
     """
 
     along_positions: tuple[int, int] = (4, 256)
     along_channels: tuple[int, int] = (64, 16)
+    run: int = 4
     unrolled: int = 64
+    summed: tuple[int, int] = (4, 128)
     group: int = 9
     slices: int = 32
     elements: int = 32
@@ -47,7 +44,7 @@ class DepthwiseTable(NamedTuple):
 
 TABLE: dict[str, DepthwiseTable] = dict.fromkeys(devices.KINDS, DepthwiseTable())
 # A block of the interpreter costs milliseconds of Python.
-TABLE["interpreter"] = DepthwiseTable(along_positions=(64, 1024), along_channels=(64, 1024))
+TABLE["interpreter"] = DepthwiseTable(along_positions=(64, 1024), along_channels=(64, 1024), summed=(64, 1024))
 
 
 def depthwise_table() -> DepthwiseTable:
@@ -66,7 +63,7 @@ def depthwise_forward(
 ) -> None:
     """Write the convolution of `input` to `out`."""
     windows = _windows(weight, stride, padding, dilation)
-    _convolve(input, weight, bias, out, _meta(out, input, windows, weight.shape[0] // max(1, input.shape[1]), False))
+    _convolve(input, weight, bias, out, _meta(out, input, windows, weight.shape[0] // max(1, input.shape[1])))
 
 
 def depthwise_backward_input(
@@ -79,7 +76,8 @@ def depthwise_backward_input(
 ) -> None:
     """Write the gradient of the input to `grad_input`. Each element gathers its terms."""
     windows, multiplier = _windows(weight, stride, padding, dilation), weight.shape[0] // max(1, grad_input.shape[1])
-    _convolve(grad_output, weight, None, grad_input, _meta(grad_input, grad_output, windows, multiplier, True))
+    meta = _meta(grad_input, grad_output, windows, multiplier, transposed=True)
+    _convolve(grad_output, weight, None, grad_input, meta)
 
 
 def depthwise_backward_weight(
@@ -95,10 +93,9 @@ def depthwise_backward_weight(
         return
     table, channels = depthwise_table(), grad_weight.shape[0]
     windows = _windows(grad_weight, stride, padding, dilation)
-    meta = _meta(grad_output, input, windows, channels // input.shape[1], False)
-    taps, positions = math.prod([window.taps for window in windows]), math.prod(grad_output.shape[2:])
+    taps, positions = math.prod(grad_weight.shape[2:]), math.prod(grad_output.shape[2:])
     groups = -(-taps // table.group)
-    meta = dataclasses.replace(meta, group=-(-taps // groups))
+    meta = _meta(grad_output, input, windows, channels // input.shape[1], group=-(-taps // groups))
     channel_blocks, blocks = -(-channels // meta.channels), -(-positions // meta.positions)
     tiles = input.shape[0] * blocks
     slices = max(1, min(tiles, -(-devices.current.programs // (channel_blocks * groups))))
@@ -123,7 +120,8 @@ def depthwise_backward_weight(
 def _convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, meta: DepthwiseMeta
 ) -> None:
-    (batch, channels), positions = out.shape[:2], math.prod(out.shape[2:])
+    batch, channels, depth, height, width = out.shape
+    positions = depth * height * -(-width // meta.run)
     blocks = -(-positions // meta.positions)
     grid = (batch * -(-channels // meta.channels) * blocks,)
     if all(grid):
@@ -138,39 +136,52 @@ def _convolve(
 
 
 def _meta(
-    tiled: torch.Tensor, read: torch.Tensor, windows: tuple[Window, Window, Window], multiplier: int, transposed: bool
+    tiled: torch.Tensor,
+    read: torch.Tensor,
+    windows: tuple[Window, Window, Window],
+    multiplier: int,
+    transposed: bool = False,
+    group: int = 0,
 ) -> DepthwiseMeta:
-    """Return the facts of a kernel with tiles of one tensor, whose taps read the other."""
+    """Return the facts of a kernel with tiles of one tensor, whose taps read the other.
+
+    `group` is the number of taps that a program has in the gradient of the weight, 0 for the other kernels.
+    """
     table, (channels, *sizes) = depthwise_table(), tiled.shape[1:]
-    positions, taps = math.prod(sizes), math.prod([window.taps for window in windows])
+    taps, width, along_channels = math.prod([window.taps for window in windows]), windows[2], _along_channels(tiled)
     # A dimension without positions and taps to choose from has no coordinates.
     flat = [
         size == other == window.taps == 1 and not window.padding
         for size, other, window in zip(sizes, read.shape[2:], windows, strict=True)
     ]
+    run = 1
+    if along_channels and not group and taps <= table.unrolled and not (transposed and width.stride > 1):
+        run = min(table.run, power_of_2(sizes[2]))
+    tile = table.along_channels if along_channels else table.summed if group else table.along_positions
+    own_channels, positions = _tile(tile, channels, sizes[0] * sizes[1] * -(-sizes[2] // run))
     return DepthwiseMeta(
         # Offsets between samples are 64-bit.
         index=offset_type(tiled[:1], read[:1]),
         compute=TRITON_DTYPES[opmath(tiled.dtype)],
-        **_tile(table, channels, positions, _along_channels(tiled)),
+        channels=own_channels,
+        positions=positions,
         multiplier=multiplier,
         rank=3 if not flat[0] else 2 if not flat[1] else 1,
         depth=windows[0],
         height=windows[1],
-        width=windows[2],
-        group=taps if taps <= table.unrolled else 1,
+        width=width,
+        group=group or (taps if taps <= table.unrolled else 1),
+        run=run,
         transposed=transposed,
     )
 
 
-def _tile(table: DepthwiseTable, channels: int, positions: int, along_channels: bool) -> dict[str, int]:
+def _tile(tile: tuple[int, int], channels: int, positions: int) -> tuple[int, int]:
     """Return the channels and positions of a tile. Where one is few, a tile has more of the other."""
-    own = table.along_channels if along_channels else table.along_positions
-    size, (most_channels, most_positions) = math.prod(own), (power_of_2(channels), power_of_2(positions))
-    own_channels, own_positions = min(own[0], most_channels), min(own[1], most_positions)
+    size, most_channels, most_positions = math.prod(tile), power_of_2(channels), power_of_2(positions)
+    own_channels, own_positions = min(tile[0], most_channels), min(tile[1], most_positions)
     own_channels = min(size // own_positions, max(own_channels, most_channels))
-    own_positions = min(size // own_channels, max(own_positions, most_positions))
-    return {"channels": own_channels, "positions": own_positions}
+    return own_channels, min(size // own_channels, max(own_positions, most_positions))
 
 
 def _along_channels(tensor: torch.Tensor) -> bool:
