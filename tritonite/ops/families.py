@@ -14,6 +14,7 @@ FAMILIES = (
     "creation",
     "cross",
     "ctc",
+    "depthwise",
     "distance",
     "elementary",
     "embedding",

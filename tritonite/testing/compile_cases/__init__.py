@@ -13,6 +13,7 @@ for _engine in (
     "attention",
     "attention_hopper",
     "delta_rule",
+    "depthwise",
     "distillation",
     "fused",
     "gemm",
