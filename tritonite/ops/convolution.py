@@ -281,9 +281,9 @@ def _slow_conv2d_forward(self, weight, kernel_size, bias, stride, padding, outs=
 
 
 @operator("_slow_conv2d_backward", accepts=FLOATS)
-def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask=(True,) * 3, outs=()):
+def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask=None, outs=()):
     call = _slow(self, weight, None, kernel_size, stride, padding)
-    return _backward(call, grad_output, output_mask, outs, _Backend.Slow2d)
+    return _backward(call, grad_output, output_mask or (True,) * 3, outs, _Backend.Slow2d)
 
 
 @operator("slow_conv3d_forward", accepts=FLOATS)

@@ -78,6 +78,8 @@ def _call(tensors: facts.Tensors, dims: int = 0, transposed: bool = False) -> di
     stride = [2 if x.shape[-1] % 2 == 0 else 1] * dims
     dilation = [2 if max(x.shape[2:]) > 8 else 1] * dims
     padding = [0 if max(weight.shape[2:]) == 1 else 1] * dims
+    if transposed and min(x.shape[2:]) < 3:
+        padding = [0] * dims
     more = [1 if transposed and stride[0] + dilation[0] > 2 else 0] * dims
     steps = stride, padding, dilation, transposed, more, groups
     if not transposed and any(
@@ -107,7 +109,7 @@ def _of_images(tensors: facts.Tensors) -> dict[str, Any] | None:
 @facts.arguments(*_IMAGES)
 def _one_group(tensors: facts.Tensors) -> dict[str, Any] | None:
     given = _call(tensors[:2], 2)
-    return None if given is None else given | {"stride": given["stride"], "dilation": [1, 1]} | _without_dilation(given)
+    return None if given is None else given | _without_dilation(given)
 
 
 @facts.arguments(*_VOLUMES)
