@@ -319,9 +319,7 @@ def _cudnn(self, weight, bias, padding, stride, dilation, groups, transposed=Fal
 
 
 @operator("cudnn_convolution", accepts=FLOATS, cuda_only=("cudnn_convolution", "cudnn_convolution.out"))
-def cudnn_convolution(
-    self, weight, padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, outs=()
-):
+def cudnn_convolution(self, weight, padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, outs=()):
     call = _cudnn(self, weight, None, padding, stride, dilation, groups)
     return _forward(call, None, outs, _precision(self.dtype, allow_tf32), _Backend.Cudnn)
 

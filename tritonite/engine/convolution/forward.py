@@ -139,7 +139,10 @@ def convolve_tile(
     MULTIPLE: tl.constexpr = META.input_multiple
     FILTERS_INNER: tl.constexpr = META.filters_inner
     FILTERS_MULTIPLE: tl.constexpr = META.filters_multiple
-    own, taken = aligned_image(strides.input, MULTIPLE), _aligned_filters(strides.filters, FILTERS_MULTIPLE, FILTERS_INNER)
+    own, taken = (
+        aligned_image(strides.input, MULTIPLE),
+        _aligned_filters(strides.filters, FILTERS_MULTIPLE, FILTERS_INNER),
+    )
 
     # The group, the phase and the tile of this program.
     depth, height, width = axes.depth, axes.height, axes.width

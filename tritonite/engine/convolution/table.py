@@ -67,7 +67,12 @@ _FLOATS = (
     Tile(128, 16, 32, 4, 3, 0.3, programs=2, bf16x6=True),
     Tile(32, 32, 32, 4, 3, 0.3, programs=2),
 )
-_DOUBLES = (Tile(64, 64, 16, 4, 3, 1.0), Tile(64, 32, 16, 4, 3, 0.8), Tile(64, 16, 16, 4, 3, 0.5), Tile(32, 32, 16, 4, 3, 0.6))
+_DOUBLES = (
+    Tile(64, 64, 16, 4, 3, 1.0),
+    Tile(64, 32, 16, 4, 3, 0.8),
+    Tile(64, 16, 16, 4, 3, 0.5),
+    Tile(32, 32, 16, 4, 3, 0.6),
+)
 _NVIDIA = {2: _FLOATS_16, 4: _FLOATS, 8: _DOUBLES}
 _AMD = {
     size: tuple([tile._replace(num_stages=2, programs=1, bf16x6=False) for tile in tiles])

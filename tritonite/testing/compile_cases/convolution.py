@@ -47,7 +47,9 @@ def convolutions(full: bool) -> Iterator[Case]:
                 yield from _cases(kind, targets, limits, dtype, variant)
 
 
-def _cases(kind: str, targets: tuple[str, ...], limits: table.ConvolutionTable, dtype: torch.dtype, variant: Any) -> Any:
+def _cases(
+    kind: str, targets: tuple[str, ...], limits: table.ConvolutionTable, dtype: torch.dtype, variant: Any
+) -> Any:
     for name, arguments in _calls(dtype, *variant):
         outer = table.TABLE
         table.TABLE = dict.fromkeys(outer, limits)
