@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from tritonite import devices, registry
+from tritonite import registry
 from tritonite.engine.convolution import filters, forward, table
-from tritonite.runtime import contract
-from tritonite.testing.compile_cases.cases import KINDS, TARGETS, Case, compile_cases, launches
+from tritonite.testing.compile_cases.cases import KINDS, Case, compile_cases, launches
 
 _OWN = {forward.convolve_tile.jit, filters.filter_gradient_tile.jit, filters.add_slices.jit}
 

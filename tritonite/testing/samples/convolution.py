@@ -82,9 +82,8 @@ def _call(tensors: facts.Tensors, dims: int = 0, transposed: bool = False) -> di
         padding = [0] * dims
     more = [1 if transposed and stride[0] + dilation[0] > 2 else 0] * dims
     steps = stride, padding, dilation, transposed, more, groups
-    if not transposed and any(
-        size + 2 * p - d * (k - 1) < 1 for size, p, d, k in zip(x.shape[2:], padding, dilation, weight.shape[2:])
-    ):
+    axes = zip(x.shape[2:], weight.shape[2:], padding, dilation, strict=True)
+    if not transposed and any(size + 2 * p - d * (k - 1) < 1 for size, k, p, d in axes):
         return None
     columns = weight.shape[1] if transposed else weight.shape[0]
     shape = torch.convolution(x.to("meta"), weight.to("meta"), None, *steps).shape
