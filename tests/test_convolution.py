@@ -99,6 +99,13 @@ def test_dtypes(dtype):
     _compare(module, normal(2, 5, 7, 6, dtype=dtype), terms=256)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_copied_images(groups, small_tiles, monkeypatch):
+    monkeypatch.setitem(table.TABLE, devices.current.kind, small_tiles._replace(copied_work=0))
+    module = nn.Conv2d(40, 6, 3, stride=2, padding=1, groups=groups).to(tritonite.device, torch.bfloat16)
+    _compare(module, normal(2, 40, 5, 6, dtype=torch.bfloat16), terms=1024)
+
+
 @pytest.mark.parametrize("layouts", [*itertools.product(("contiguous", "channels_last"), repeat=2)], ids="-".join)
 def test_results_have_the_memory_format_of_aten(layouts):
     x, weight = normal(2, 4, 5, 6), normal(3, 4, 3, 2)

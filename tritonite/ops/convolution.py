@@ -222,6 +222,9 @@ def _backward(call, grad_output, output_mask, outs, backend=None):
     by_input, by_weight, by_bias = outs
     _decline_if_aten_is_faster(call, grad_output, precision)
     grad, image, filters = _volume(grad_output), _volume(input), _volume(weight)
+    if all(output_mask[:2]) and not (geometry.is_pointwise and filters[0, 0].numel() == 1):
+        # Both gradients read one copy.
+        grad = launch.channels_last(grad, call.problem(grad_output))
     if by_input is not None:
         run = launch.convolve if call.transposed else launch.convolve_transposed
         run(grad, filters, None, _volume(by_input), geometry, precision)

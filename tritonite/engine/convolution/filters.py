@@ -9,8 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.convolution.forward import across, along, inside, position_indices, tap_indices
+from tritonite.engine.convolution.forward import (
+    across,
+    aligned_image,
+    along,
+    divided,
+    indices_of,
+    inside,
+    position_indices,
+)
 from tritonite.engine.gemm.kernels.epilogue import tile_index
+from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
@@ -43,7 +52,10 @@ def filter_gradient_tile(
     INNER: tl.constexpr = not META.input_inner
     OUT_INNER: tl.constexpr = META.out_inner
     depth, height, width = axes.depth, axes.height, axes.width
-    own, other = strides.input, strides.out
+    INPUT_MULTIPLE: tl.constexpr = META.input_multiple
+    GRAD_MULTIPLE: tl.constexpr = META.grad_multiple
+    own, other = aligned_image(strides.input, INPUT_MULTIPLE), aligned_image(strides.out, GRAD_MULTIPLE)
+    channels, columns = aligned_to(channels, INPUT_MULTIPLE), aligned_to(columns, GRAD_MULTIPLE)
     taps = depth.taps * height.taps * width.taps
 
     # The group, the slice and the tile of this program.
@@ -57,13 +69,13 @@ def filter_gradient_tile(
     tile_m, tile_n = tile_index(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, META.group_m)
     if META.folded:
         row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        tap, channel = row // channels, row % channels
+        tap, channel = divided(row, channels)
         valid = row < taps * channels
     else:
         tap = tile_m // blocks
         channel = tile_m % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
         valid = channel < channels
-    tap_d, tap_h, tap_w = tap_indices(tap, height.taps, width.taps)
+    tap_d, tap_h, tap_w = indices_of(tap, height.taps, width.taps)
     move_d = tap_d * depth.dilation + depth.origin
     move_h = tap_h * height.dilation + height.origin
     move_w = tap_w * width.dilation + width.origin

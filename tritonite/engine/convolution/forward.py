@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tritonite.engine.convolution.meta import FilterStrides, ImageStrides, Walk
 from tritonite.engine.gemm.kernels.epilogue import tile_index
-from tritonite.language.indices import aligned_to
+from tritonite.language.indices import aligned_to, quotient
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
@@ -90,20 +90,31 @@ def _phase(axis, phase):
 
 
 @triton.jit
-def tap_indices(tap, height, width):
-    """Return a tap's indices along depth, height and width, for `height` by `width` taps."""
-    rest = tap // width
-    return rest // height, rest % height, tap % width
+def divided(x, size):
+    """Return the quotient and the remainder of x >= 0 by a size."""
+    size = tl.full((), size, x.dtype)
+    result = tl.where(size == 1, x, quotient(x, tl.maximum(size, 2)))
+    return result, x - result * size
+
+
+@triton.jit
+def indices_of(x, height, width):
+    """Return the three indices that a number x >= 0 stands for, the last below `width` and the second below `height`.
+
+    The numbers are those of taps, or of phases.
+    """
+    rest, last = divided(x, width)
+    first, middle = divided(rest, height)
+    return first, middle, last
 
 
 @triton.jit
 def position_indices(row, positions_d, positions_h, positions_w):
     """Return the image and the indices along depth, height and width of rows of positions."""
-    width = row % positions_w
-    rest = row // positions_w
-    height = rest % positions_h
-    rest = rest // positions_h
-    return rest // positions_d, rest % positions_d, height, width
+    rest, width = divided(row, positions_w)
+    rest, height = divided(rest, positions_h)
+    image, depth = divided(rest, positions_d)
+    return image, depth, height, width
 
 
 # The kernel
@@ -159,7 +170,7 @@ def convolve_tile(
     if PHASED:
         phases = depth.stride * height.stride * width.stride
         group, phase = (unit // phases).to(INDEX), unit % phases
-        phase_d, phase_h, phase_w = tap_indices(phase, height.stride, width.stride)
+        phase_d, phase_h, phase_w = indices_of(phase, height.stride, width.stride)
         along_d, along_h, along_w = _phase(depth, phase_d), _phase(height, phase_h), _phase(width, phase_w)
     else:
         group = unit.to(INDEX)
@@ -179,22 +190,34 @@ def convolve_tile(
     at_column = filters + group * taken.group + column.to(INDEX) * taken.column
 
     taps = along_d.taps * along_h.taps * along_w.taps
-    blocks = tl.cdiv(channels, BLOCK_K)
     if META.folded:
         steps = tl.cdiv(taps * channels, BLOCK_K)
     else:
-        steps = taps * blocks
+        steps = taps * tl.cdiv(channels, BLOCK_K)
     total = tl.zeros((BLOCK_M, BLOCK_N), META.accumulator)
+    # The tap and the first channel of a step, counted up because divisions take longer.
+    next_d, next_h, next_w = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    next_channel = tl.full((), 0, tl.int32)
     for k in range(0, steps):
         if META.folded:
             inner = k * BLOCK_K + tl.arange(0, BLOCK_K)
-            tap, channel = inner // channels, inner % channels
+            tap, channel = divided(inner, channels)
             inner_mask = inner < taps * channels
+            tap_d, tap_h, tap_w = indices_of(tap, along_h.taps, along_w.taps)
         else:
-            tap = k // blocks
-            channel = k % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
+            channel = next_channel + tl.arange(0, BLOCK_K)
             inner_mask = channel < aligned_to(channels, max(MULTIPLE, FILTERS_MULTIPLE if FILTERS_INNER else 1))
-        tap_d, tap_h, tap_w = tap_indices(tap, along_h.taps, along_w.taps)
+            tap_d, tap_h, tap_w = next_d, next_h, next_w
+            next_channel += BLOCK_K
+            is_last = next_channel >= channels
+            next_channel = tl.where(is_last, 0, next_channel)
+            next_w += is_last.to(tl.int32)
+            is_last = next_w == along_w.taps
+            next_w = tl.where(is_last, 0, next_w)
+            next_h += is_last.to(tl.int32)
+            is_last = next_h == along_h.taps
+            next_h = tl.where(is_last, 0, next_h)
+            next_d += is_last.to(tl.int32)
         move_d, move_h, move_w = tap_d * along_d.step, tap_h * along_h.step, tap_w * along_w.step
         moved = move_d.to(INDEX) * own.depth + move_h.to(INDEX) * own.height + move_w.to(INDEX) * own.width
         at_tap = (along_d.first_tap + tap_d * along_d.tap_step).to(INDEX) * taken.depth

@@ -15,8 +15,9 @@ from tritonite.engine.convolution.forward import convolve_tile
 from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, ImageStrides, Strides
 from tritonite.engine.convolution.problem import Geometry, Problem, filter_strides, image_strides
 from tritonite.engine.convolution.table import Tile, table
-from tritonite.engine.iteration import offset_type
-from tritonite.runtime.contract import empty, fusion
+from tritonite.engine.iteration import contiguous_strides, offset_type
+from tritonite.engine.movement import move
+from tritonite.runtime.contract import empty, empty_strided, fusion
 
 
 def problem_of(input: torch.Tensor, filters: torch.Tensor, out: torch.Tensor, geometry: Geometry) -> Problem:
@@ -63,8 +64,9 @@ def convolve(
     if not out.numel() or product.multiply(input, filters, bias, out, geometry, precision, activation):
         return
     problem = problem_of(input, filters, out, geometry)
+    input = channels_last(input, problem)
     if select.copies_filters(problem, filters):
-        filters = filters.permute(2, 3, 4, 1, 0).contiguous().permute(4, 3, 0, 1, 2)
+        filters = _with_contiguous(filters, 0)
     axes = geometry.axes(input.shape[2:], out.shape[2:], filters.shape[2:])
     strides = filter_strides(filters, geometry.groups)
     _run(problem, input, filters, bias, out, axes, strides, precision, activation)
@@ -89,8 +91,9 @@ def convolve_transposed(
     if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, activation):
         return
     problem = transposed_problem_of(input, filters, out, geometry)
+    input = channels_last(input, problem)
     if select.copies_filters(problem, filters):
-        filters = filters.permute(2, 3, 4, 0, 1).contiguous().permute(3, 4, 0, 1, 2)
+        filters = _with_contiguous(filters, 1)
     axes = geometry.transposed_axes(input.shape[2:], out.shape[2:], filters.shape[2:])
     strides = filter_strides(filters, geometry.groups, transposed=True)
     _run(problem, input, filters, bias, out, axes, strides, precision, activation)
@@ -107,6 +110,7 @@ def filter_gradient(
     if not out.numel() or product.multiply_filters(input, grad, out, geometry, precision):
         return
     problem = problem_of(input, out, grad, geometry)
+    input, grad = channels_last(input, problem), channels_last(grad, problem)
     tile = select.filter_tile(problem, grad.device)
     steps, count = select.slices(problem, tile, grad.device)
     axes = geometry.axes(input.shape[2:], grad.shape[2:], out.shape[2:])
@@ -120,6 +124,8 @@ def filter_gradient(
     facts = _facts(problem, tile, axes, precision, input, grad)
     meta = FilterMeta(
         split=count > 1,
+        input_multiple=_multiple(input, problem.channels, image_strides(input), "channel"),
+        grad_multiple=_multiple(grad, problem.columns, image_strides(grad), "channel"),
         input_inner=input.stride(1) == 1,
         out_inner=grad.stride(1) == 1,
         index=offset_type(input, grad, result),
@@ -150,6 +156,24 @@ def filter_gradient(
             BLOCK=table().added,
             INDEX=offset_type(result, out),
         )
+
+
+def channels_last(tensor: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """Return a tensor in channels-last order: a copy if its elements would be loaded one by one otherwise."""
+    if not select.copies_images(problem, tensor):
+        return tensor
+    strides = contiguous_strides(tensor.shape, (1, 4, 3, 2, 0))
+    copy = empty_strided(tensor.shape, strides, tensor.dtype, tensor.device)
+    move(tensor, copy)
+    return copy
+
+
+def _with_contiguous(filters: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return a copy of filters in which dimension `dim`, 0 or 1, is contiguous, and taps are slowest."""
+    strides = contiguous_strides(filters.shape, (dim, 1 - dim, 4, 3, 2))
+    copy = empty_strided(filters.shape, strides, filters.dtype, filters.device)
+    move(filters, copy)
+    return copy
 
 
 def _run(

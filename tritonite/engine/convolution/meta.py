@@ -108,18 +108,17 @@ class TileMeta:
         """The facts that `explain` shows: the sizes of a tile."""
         return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
 
+    # Elements, up to 16 bytes of them, that divide the input's channels in a group, and its strides but the channel's,
+    # which is 1; or 1.
+    input_multiple: int
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardMeta(TileMeta):
-    """Facts of `forward.convolve_tile`.
-
-    A `multiple` is a number of elements, up to 16 bytes of them, that divides the channels and all strides but the
-    contiguous one.
-    """
+    """Facts of `forward.convolve_tile`."""
 
     # Whether output positions are divided into phases.
     phased: bool
-    input_multiple: int
     # Whether channels are contiguous in the filters; `filters_multiple` divides the channels then, otherwise the
     # columns, and all strides but the contiguous one.
     filters_inner: bool
@@ -132,3 +131,5 @@ class FilterMeta(TileMeta):
 
     # Whether programs sum slices of the positions, each with a result of its own.
     split: bool
+    # What `input_multiple` is for the input, for the gradient of the output.
+    grad_multiple: int

@@ -47,6 +47,16 @@ def copies_filters(problem: Problem, filters: torch.Tensor) -> bool:
     return batches * problem.positions >= table().copied_positions
 
 
+def copies_images(problem: Problem, images: torch.Tensor) -> bool:
+    """Return whether to copy images to channels-last order, because loads of single elements would be slow.
+
+    The choice does not depend on the number of images.
+    """
+    if images.dtype.itemsize != 2 or images.stride(1) == 1 or is_folded(problem):
+        return False
+    return problem.columns * problem.taps >= table().copied_work
+
+
 def slices(problem: Problem, tile: Tile, device: torch.device) -> tuple[int, int]:
     """Return the blocks of positions of a slice of the filters' gradient, and the number of slices."""
     limits = table()

@@ -39,6 +39,9 @@ class ConvolutionTable(NamedTuple):
     any_batches: int = 8
     # Positions from which on filters that no operand order reads well are copied.
     copied_positions: int = 4096
+    # Columns times taps from which on 16-bit images are copied to channels-last order: elements of less than 4 bytes,
+    # loaded one by one, cannot be copied to shared memory asynchronously.
+    copied_work: int = 128
     # Rows of tiles that consecutive programs go down.
     group_m: int = 8
     # The filters' gradient: rounds of programs to aim at by slices of positions, the least blocks of a slice, and the
@@ -78,7 +81,7 @@ _AMD = {
     size: tuple([tile._replace(num_stages=2, programs=1, bf16x6=False) for tile in tiles])
     for size, tiles in _NVIDIA.items()
 }
-_INTERPRETED = dict.fromkeys((2, 4, 8), (Tile(128, 64, 64), Tile(64, 16, 64)))
+_INTERPRETED: dict[int, tuple[Tile, ...]] = dict.fromkeys((2, 4, 8), (Tile(128, 64, 64), Tile(64, 16, 64)))
 TABLE: dict[str, ConvolutionTable] = {
     "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA),
     "none": ConvolutionTable(_NVIDIA, _NVIDIA),

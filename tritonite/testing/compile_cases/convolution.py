@@ -7,10 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from tritonite import registry
-from tritonite.engine.convolution import filters, forward, table
+from tritonite.engine.convolution import filters, forward, launch, table
+from tritonite.engine.convolution.problem import Geometry
 from tritonite.testing.compile_cases.cases import KINDS, Case, compile_cases, launches
+
+
+@triton.jit
+def _relu(x):
+    return tl.maximum(x, 0.0)
+
 
 _OWN = {forward.convolve_tile.jit, filters.filter_gradient_tile.jit, filters.add_slices.jit}
 
@@ -36,7 +45,7 @@ def convolutions(full: bool) -> Iterator[Case]:
         limits = table.TABLE[kind]
         tiles = limits.forward[dtype.itemsize]
         for i, tile in enumerate(tiles):
-            only = dict.fromkeys((2, 4, 8), (tile,))
+            only: dict[int, tuple[table.Tile, ...]] = dict.fromkeys((2, 4, 8), (tile,))
             chosen = limits._replace(forward=only, filters=only)
             variants = itertools.product((3, 64), (1, 2), (False, True)) if full and not i else ((64, 1, i % 2 == 0),)
             for channels, stride, last in variants:
@@ -59,3 +68,15 @@ def _cases(
         for specialization in found:
             if specialization.kernel in _OWN:
                 yield Case(f"{name} {dtype} {variant} {limits.forward[2][0][:3]}", specialization, targets)
+
+
+@compile_cases("convolution")
+def tf32_convolutions(full: bool) -> Iterator[Case]:
+    """The kernels with TF32, and an activation, where torch allows TF32."""
+    x, weight = torch.empty(2, 32, 1, 16, 16), torch.empty(48, 32, 1, 3, 3)
+    out = torch.empty(2, 48, 1, 14, 14)
+    steps: tuple[Any, ...] = (Geometry(), "tf32")
+    calls = (launch.convolve, (x, weight, None, out, *steps, _relu)), (launch.filter_gradient, (x, out, weight, *steps))
+    for call, arguments in calls:
+        for specialization in launches(call, arguments, interpreted=False):
+            yield Case(f"{call.__name__} tf32", specialization, ("sm_90", "sm_80") if full else ("sm_90",))
