@@ -6,7 +6,7 @@ import triton
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.convolution import launch, select
 from tritonite.engine.convolution.problem import Geometry
-from tritonite.engine.iteration import format_strides, is_dense
+from tritonite.engine.iteration import format_strides, is_dense, same_strides
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
@@ -70,9 +70,10 @@ class _Call:
             raise Decline(f"an input of {input.dim()} and a weight of {weight.dim()} dimensions; 3 to 5 are served")
         stride, padding = _listed(stride, dims, "stride"), _listed(padding, dims, "padding")
         dilation = _listed(dilation, dims, "dilation")
-        output_padding = _listed(output_padding, dims, "output padding") if transposed else (0,) * dims
+        output_padding = _listed(output_padding, dims, "output padding")
         if min(stride) < 1 or min(padding) < 0 or min(dilation) < 1 or min(output_padding) < 0 or groups < 1:
             raise Decline(f"stride {stride}, padding {padding}, dilation {dilation}, {groups} groups, out of range")
+        output_padding = output_padding if transposed else (0,) * dims
         if any(more >= max(s, d) for more, s, d in zip(output_padding, stride, dilation, strict=True)):
             raise Decline(f"output padding {output_padding}, not below stride {stride} or dilation {dilation}")
         if input.dtype not in FLOATS or weight.dtype is not input.dtype:
@@ -189,6 +190,8 @@ def conv_tbc(self, weight, bias, pad=0, outs=()):
     """Convolve sequences of (time, batch, channel)."""
     if self.dim() != 3 or weight.dim() != 3 or bias.dim() != 1:
         raise Decline(f"operands of {self.dim()}, {weight.dim()} and {bias.dim()} dimensions, not 3, 3 and 1")
+    if not self.numel() or self.stride(0) != self.shape[1] * self.stride(1):
+        raise Decline("an input without elements, or whose times and batches are not one dimension in memory")
     input, filters = self.permute(1, 2, 0), weight.permute(2, 1, 0)
     call = _Call(input, filters, _sizes(bias), (1,), (pad,), (1,), False, (0,), 1)
     if bias.dtype is not self.dtype:
@@ -266,9 +269,26 @@ def convolution_backward(
 # ATen's kernels for devices without a library of convolutions
 
 
-def _slow(self, weight, bias, kernel_size, stride, padding, dilation=(1,), transposed=False, output_padding=(0,)):
-    """Return the checked call of an operator that names the sizes of its kernel."""
+def _check_layout(outs, shapes, channels_last):
+    """Decline outputs that ATen's kernels would give other strides, or write in another order."""
+    for out, shape in zip(outs, shapes, strict=False):
+        if not same_strides(shape, out.stride(), _strides(shape, channels_last)):
+            raise Decline(f"output with strides {out.stride()}")
+
+
+def _slow_forward(call, bias, outs, backend):
+    _check_layout(outs, [call.shape], call.channels_last(backend))
+    return _forward(call, bias, outs, _precision(call.input.dtype), backend)
+
+
+def _slow(self, weight, bias, kernel_size, stride, padding, dilation=None, transposed=False, output_padding=None):
+    """Return the checked call of an operator that names the sizes of its kernel, with a number for each dimension."""
     dims = len(kernel_size)
+    dilation, output_padding = dilation or (1,) * dims, output_padding or (0,) * dims
+    if any(len(each) != dims for each in (stride, padding, dilation, output_padding)):
+        raise Decline(f"steps of other than {dims} numbers")
+    if transposed and not self.shape[0]:
+        raise Decline("no images")
     if self.dim() != dims + 2 or tuple(weight.shape[2:]) != tuple(kernel_size):
         raise Decline(
             f"an input of {self.dim()} dimensions or a weight of shape {tuple(weight.shape)} for a kernel of "
@@ -280,19 +300,22 @@ def _slow(self, weight, bias, kernel_size, stride, padding, dilation=(1,), trans
 @operator("_slow_conv2d_forward", accepts=FLOATS)
 def _slow_conv2d_forward(self, weight, kernel_size, bias, stride, padding, outs=()):
     call = _slow(self, weight, bias, kernel_size, stride, padding)
-    return _forward(call, bias, outs, _precision(self.dtype), _Backend.Slow2d)
+    return _slow_forward(call, bias, outs, _Backend.Slow2d)
 
 
 @operator("_slow_conv2d_backward", accepts=FLOATS)
 def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask=None, outs=()):
     call = _slow(self, weight, None, kernel_size, stride, padding)
+    if output_mask is None:
+        shapes = tuple(self.shape), tuple(weight.shape)
+        _check_layout(outs, shapes, call.channels_last(_Backend.Slow2d))
     return _backward(call, grad_output, output_mask or (True,) * 3, outs, _Backend.Slow2d)
 
 
 @operator("slow_conv3d_forward", accepts=FLOATS)
 def slow_conv3d_forward(self, weight, kernel_size, bias, stride, padding, outs=()):
     call = _slow(self, weight, bias, kernel_size, stride, padding)
-    return _forward(call, bias, outs, _precision(self.dtype), _Backend.Slow3d)
+    return _slow_forward(call, bias, outs, _Backend.Slow3d)
 
 
 @operator("slow_conv_dilated2d", "slow_conv_dilated3d", accepts=FLOATS)
@@ -308,7 +331,7 @@ def slow_conv_transpose(
 ):
     call = _slow(self, weight, bias, kernel_size, stride, padding, dilation, True, output_padding)
     backend = _Backend.SlowTranspose2d if call.dims == 2 else _Backend.SlowTranspose3d
-    return _forward(call, bias, outs, _precision(self.dtype), backend)
+    return _slow_forward(call, bias, outs, backend)
 
 
 # cuDNN's
