@@ -11,6 +11,7 @@ FAMILIES = (
     "comparison",
     "compaction",
     "conditional",
+    "convolution",
     "creation",
     "cross",
     "ctc",

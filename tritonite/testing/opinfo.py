@@ -35,6 +35,7 @@ _RENAMED = {
     "rrelu": "rrelu_with_noise",
     "argsort": "sort",
     "msort": "sort",
+    **{f"conv{kind}{dims}d": "convolution" for kind in ("", "_transpose") for dims in (1, 2, 3)},
 }
 # Largest degree of a polynomial. ATen's CUDA kernels take one step a degree, and 2^63 for an infinite degree.
 _MAX_STEPS = 2**14

@@ -1,7 +1,29 @@
-"""Convolutions.
+"""Convolutions as implicit matrix products (Chetlur et al. 2014, arXiv:1410.0759).
 
-depthwise.py            depthwise convolutions and their gradients: choice of tiles, launches
-depthwise_taps.py       what their kernels share: facts, coordinates of taps, loads
-depthwise_forward.py    convolution, and its gradient by the input
-depthwise_backward.py   gradient by the filters
+Every convolution has three spatial dimensions, of size 1 where a call has fewer: tensors are (N, C, D, H, W), of any
+strides, and filters are (columns, channels of a group, kernel depth, height, width).
+
+- problem: `Geometry`, stride, padding, dilation and groups; `Problem`, what a choice of tiles may depend on
+- meta: compile-time facts and run-time arguments of the kernels
+- table: tiles and limits of each kind of device
+- select: the tile of a product, splits of the gradient of the filters, and where ATen is faster
+- forward: kernel of the convolution and of its transpose
+- filters: kernel of the gradient of the filters, by slices of the positions that are added up
+- launch: host functions `convolve`, `convolve_transposed` and `filter_gradient`
+- product: filters of one tap as ordinary matrix products, by the `gemm` engine
+- depthwise: choice of tiles and launches where every group has one input channel; depthwise_taps, what its kernels
+  share: facts, coordinates of taps, loads; depthwise_forward, the convolution and its gradient by the input;
+  depthwise_backward, the gradient by the filters
+
+A call of `conv2d`:
+
+1. `ops/convolution.py` views operands in three dimensions, allocates the result in ATen's memory format, and calls
+   `convolve`.
+2. `product.multiply` serves filters of one tap without stride or padding, where tensors are matrices.
+3. `select.tile` chooses the tile for the `Problem`; filters that neither operand order reads well are copied.
+4. `forward.convolve_tile` multiplies a tile of output positions and output channels: a loop over taps and blocks of
+   channels loads the input at the positions that a tap meets.
+
+The transpose gathers. An output position is met by the taps of one residue class modulo the stride, so each class of
+positions (a phase) is a convolution of its own with fewer taps (`forward._phase`).
 """

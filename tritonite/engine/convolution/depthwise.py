@@ -73,11 +73,12 @@ def depthwise_backward_input(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    bias: torch.Tensor | None = None,
 ) -> None:
-    """Write the gradient of the input to `grad_input`. Each element gathers its terms."""
+    """Write the gradient of the input to `grad_input`, plus a bias. Each element gathers its terms."""
     windows, multiplier = _windows(weight, stride, padding, dilation), weight.shape[0] // max(1, grad_input.shape[1])
     meta = _meta(grad_input, grad_output, windows, multiplier, transposed=True)
-    _convolve(grad_output, weight, None, grad_input, meta)
+    _convolve(grad_output, weight, bias, grad_input, meta)
 
 
 def depthwise_backward_weight(

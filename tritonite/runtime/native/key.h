@@ -330,9 +330,13 @@ uint64_t ambient() {
   return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) |
       static_cast<uint64_t>(context.deterministicAlgorithms()) << 8 |
       static_cast<uint64_t>(context.deterministicFillUninitializedMemory()) << 9 |
+      // Libraries of convolutions, whose results have memory formats of their own.
+      static_cast<uint64_t>(context.userEnabledCuDNN()) << 10 |
+      static_cast<uint64_t>(context.userEnabledMkldnn()) << 11 |
       static_cast<uint64_t>(context.float32MatmulPrecision()) << 16 |
-      // The precision of float32 matrix products.
-      static_cast<uint64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL)) << 24;
+      // The precision of float32 matrix products and convolutions.
+      static_cast<uint64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL)) << 24 |
+      static_cast<uint64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::CONV)) << 28;
 }
 
 // Makes the key of a call. Returns false if no key can describe it, with `declined` set if ATen must serve it.

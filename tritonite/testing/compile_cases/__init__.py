@@ -12,6 +12,7 @@ import importlib
 for _engine in (
     "attention",
     "attention_hopper",
+    "convolution",
     "delta_rule",
     "depthwise",
     "distillation",

@@ -1,0 +1,273 @@
+"""Convolutions against float64: modules, layouts, several tiles and slices, wide offsets, invariance, declines."""
+
+import copy
+import importlib
+import itertools
+
+import pytest
+import torch
+from compositions import close, normal
+from conftest import some
+
+import tritonite
+from tritonite import devices
+from tritonite.engine import iteration
+from tritonite.engine.convolution import launch, select, table
+from tritonite.engine.convolution.problem import Geometry, Problem
+from tritonite.engine.convolution.table import Tile
+from tritonite.errors import Decline
+
+# The operator of this name goes before the module.
+convolution = importlib.import_module("tritonite.ops.convolution")
+nn = torch.nn
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+MODULES = [
+    (nn.Conv1d(6, 4, 3, padding=1), (2, 6, 9)),
+    (nn.Conv1d(6, 4, 4, stride=3, groups=2), (2, 6, 13)),
+    (nn.Conv2d(3, 5, 3, stride=2, padding=1), (2, 3, 9, 8)),
+    (nn.Conv2d(4, 6, (1, 3), padding="same", dilation=2, bias=False), (2, 4, 5, 7)),
+    (nn.Conv2d(20, 6, 2, groups=2), (1, 20, 5, 6)),
+    (nn.Conv2d(6, 5, 1), (2, 6, 4, 5)),
+    (nn.Conv2d(4, 4, 3, padding=1, groups=4), (1, 4, 6, 5)),
+    (nn.Conv2d(3, 4, 4, stride=4), (1, 3, 8, 12)),
+    (nn.Conv3d(2, 3, 2, stride=(1, 2, 1), padding=1), (1, 2, 3, 4, 5)),
+    (nn.ConvTranspose1d(4, 3, 4, stride=3, output_padding=1), (2, 4, 6)),
+    (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (2, 4, 4, 5)),
+    (nn.ConvTranspose2d(4, 3, 2, stride=2), (2, 4, 4, 3)),
+    (nn.ConvTranspose2d(3, 3, 3, stride=(2, 3), dilation=(2, 3)), (1, 3, 4, 3)),
+    (nn.ConvTranspose3d(2, 3, (2, 3, 2), stride=(2, 1, 2)), (1, 2, 2, 3, 2)),
+]
+
+
+@pytest.fixture
+def small_tiles(monkeypatch, change_device):
+    """Make tiles so small that every loop has several steps, and the filters' gradient several slices."""
+    tiles = dict.fromkeys((2, 4, 8), (Tile(16, 16, 16),))
+    own = table.table()._replace(forward=tiles, filters=tiles, least_blocks=1, added=32)
+    monkeypatch.setitem(table.TABLE, devices.current.kind, own)
+    change_device(programs=64)
+    return own
+
+
+def _compare(module, x, terms=64):
+    """Compare a module's result and gradients under Tritonite with those of ATen in float64."""
+    exact_module, x = copy.deepcopy(module).double(), x.to(tritonite.device).requires_grad_()
+    exact_x = x.detach().double().requires_grad_()
+    exact = exact_module(exact_x)
+    grad = torch.randn_like(exact).to(x.dtype)
+    wanted = torch.autograd.grad(exact, [exact_x, *exact_module.parameters()], grad.double())
+    with tritonite.use_gems(faster_only=False):
+        found = module(x)
+        grads = torch.autograd.grad(found, [x, *module.parameters()], grad)
+    assert (found.dim(), found.dtype) == (x.dim(), x.dtype)
+    for own, reference in zip((found.detach(), *grads), (exact.detach(), *wanted), strict=True):
+        close(own, reference, terms)
+
+
+@pytest.mark.parametrize(("module", "shape"), MODULES, ids=lambda value: str(value).replace(" ", ""))
+def test_modules(module, shape):
+    _compare(module.to(tritonite.device), normal(*shape))
+
+
+@pytest.mark.parametrize(
+    ("which", "last", "folded"), some([0, 1, 2, 3, 4, 6, 8, 9, 10, 12, 13], [False, True], [1, 16], turns=2)
+)
+def test_several_tiles_and_slices(which, last, folded, small_tiles, monkeypatch):
+    monkeypatch.setitem(table.TABLE, devices.current.kind, small_tiles._replace(folded_channels=folded))
+    module, shape = MODULES[which]
+    x = normal(*shape)
+    if last and x.dim() in LAST:
+        x = x.to(memory_format=LAST[x.dim()])
+    _compare(module.to(tritonite.device), x)
+
+
+@pytest.mark.parametrize("which", [2, 4, 10])
+def test_copied_filters(which, small_tiles, monkeypatch):
+    monkeypatch.setitem(table.TABLE, devices.current.kind, small_tiles._replace(copied_positions=0))
+    _compare(MODULES[which][0].to(tritonite.device), normal(*MODULES[which][1]))
+
+
+@pytest.mark.parametrize("which", [2, 10])
+def test_wide_offsets(which, monkeypatch):
+    monkeypatch.setattr(iteration, "INT32_LIMIT", 8)
+    _compare(MODULES[which][0].to(tritonite.device), normal(*MODULES[which][1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes(dtype):
+    module = nn.Conv2d(5, 4, 3, stride=2, padding=1).to(tritonite.device, dtype)
+    _compare(module, normal(2, 5, 7, 6, dtype=dtype), terms=256)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_copied_images(groups, small_tiles, monkeypatch):
+    monkeypatch.setitem(table.TABLE, devices.current.kind, small_tiles._replace(copied_work=0))
+    module = nn.Conv2d(40, 6, 3, stride=2, padding=1, groups=groups).to(tritonite.device, torch.bfloat16)
+    _compare(module, normal(2, 40, 5, 6, dtype=torch.bfloat16), terms=1024)
+
+
+@pytest.mark.parametrize("layouts", [*itertools.product(("contiguous", "channels_last"), repeat=2)], ids="-".join)
+def test_results_have_the_memory_format_of_aten(layouts):
+    x, weight = normal(2, 4, 5, 6), normal(3, 4, 3, 2)
+    x, weight = (
+        each.to(memory_format=getattr(torch, f"{name}_format" if name == "contiguous" else name))
+        for each, name in zip((x, weight), layouts, strict=True)
+    )
+    arguments = [1, 1], [1, 0], [1, 1], False, [0, 0], 1
+    expected = torch.convolution(x, weight, None, *arguments)
+    found = tritonite.ops.convolution(x, weight, None, *arguments)
+    assert found.stride() == expected.stride()
+    gradients = expected, x, weight, None, *arguments, [True] * 3
+    for own, aten in zip(
+        tritonite.ops.convolution_backward(*gradients), torch.ops.aten.convolution_backward(*gradients), strict=True
+    ):
+        assert own.stride() == aten.stride()
+
+
+def test_masked_gradients():
+    x, weight = normal(2, 4, 5), normal(3, 4, 2)
+    steps = [1], [0], [1], False, [0], 1
+    grad = torch.convolution(x, weight, None, *steps)
+    for mask in itertools.product((False, True), repeat=3):
+        found = tritonite.ops.convolution_backward(grad, x, weight, None, *steps, mask)
+        assert tuple(each is not None for each in found) == mask
+
+
+def test_no_images():
+    x, module = torch.zeros(0, 3, 4, 5, device=tritonite.device), MODULES[2][0].to(tritonite.device)
+    with tritonite.use_gems():
+        found = module(x.requires_grad_())
+        grads = torch.autograd.grad(found.sum(), [x, *module.parameters()])
+    assert found.shape == (0, 5, 2, 3)
+    assert all(not each.any() for each in grads)
+
+
+def test_second_derivatives():
+    """Gradients of gradients are convolutions, too."""
+    tensors = [normal(1, 2, 4, 3).double(), normal(2, 2, 3, 2).double(), normal(2).double()]
+    grads = [torch.randn_like(each) for each in tensors]
+
+    def second():
+        operands = [each.clone().requires_grad_() for each in tensors]
+        given = grad.clone().requires_grad_()
+        found = torch.conv2d(*operands, stride=(2, 1), padding=(1, 1)).tanh()
+        first = torch.autograd.grad(found, operands, given, create_graph=True)
+        return torch.autograd.grad(first, [given, *operands], grads)
+
+    grad = torch.randn_like(torch.conv2d(*tensors, stride=(2, 1), padding=(1, 1)))
+    exact = second()
+    with tritonite.use_gems(faster_only=False):
+        found = second()
+    for own, aten in zip(found, exact, strict=True):
+        close(own, aten, 64)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "channels", "last"), [(3, 20, False), (3, 3, True), (1, 20, True), (1, 20, False)], ids=str
+)
+def test_an_image_does_not_depend_on_others(kernel, channels, last, small_tiles):
+    x, weight, bias = normal(5, channels, 6, 7), normal(9, channels, kernel, kernel), normal(9)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    with tritonite.use_gems(invariant=True):
+        whole, alone = torch.conv2d(x, weight, bias), torch.conv2d(x[2:3], weight, bias)
+        turned = torch.conv_transpose2d(x, weight.transpose(0, 1), None, 2)
+        turned_alone = torch.conv_transpose2d(x[2:3], weight.transpose(0, 1), None, 2)
+    assert torch.equal(whole[2:3], alone)
+    assert torch.equal(turned[2:3], turned_alone)
+
+
+def test_padding_is_not_multiplied_into_results():
+    """An infinite input spreads to the positions that meet it, and to no others."""
+    x = torch.zeros(1, 1, 5, 5, device=tritonite.device)
+    x[0, 0, 2, 2] = float("inf")
+    with tritonite.use_gems(faster_only=False):
+        found = torch.conv2d(x, torch.ones(1, 1, 3, 3, device=tritonite.device), padding=1)
+    expected = torch.zeros_like(found)
+    expected[:, :, 1:4, 1:4] = float("inf")
+    assert torch.equal(found, expected)
+
+
+def test_activation():
+    x, weight, bias = normal(2, 4, 1, 5, 6), normal(3, 4, 1, 2, 3), normal(3)
+    out = x.new_empty(2, 3, 1, 4, 4)
+    launch.convolve(x, weight, bias, out, Geometry(), "ieee", convolution._relu)
+    close(out, torch.conv3d(x.double(), weight.double(), bias.double()).relu(), 32)
+
+
+def test_operators_of_cuda_only():
+    x, weight, bias = normal(2, 4, 6, 5), normal(6, 4, 3, 2), normal(6)
+    ops = tritonite.overloads()
+    # cuDNN's layouts do not depend on the device, but ATen without cuDNN has none.
+    found = ops["cudnn_convolution"](x, weight, [1, 0], [2, 1], [1, 1], 1, False, False, True)
+    close(found, torch.conv2d(x.double(), weight.double(), None, (2, 1), (1, 0)), 32)
+    found = ops["cudnn_convolution_transpose"](
+        x, weight.transpose(0, 1).contiguous(), [1, 0], [1, 0], [2, 1], [1, 1], 1, False, False, True
+    )
+    exact = torch.conv_transpose2d(x.double(), weight.transpose(0, 1).double(), None, (2, 1), (1, 0), (1, 0))
+    close(found, exact, 32)
+    found = ops["cudnn_convolution_relu"](x, weight, bias, [1, 1], [0, 0], [1, 1], 1)
+    close(found, torch.conv2d(x.double(), weight.double(), bias.double()).relu(), 32)
+
+
+def test_tf32_where_torch_allows_it(monkeypatch):
+    monkeypatch.setattr(convolution.aten, "on_cpu", lambda: False)
+    before = torch.backends.cudnn.conv.fp32_precision
+    try:
+        for setting in ("ieee", "tf32"):
+            torch.backends.cudnn.conv.fp32_precision = setting
+            assert convolution._precision(torch.float32) == setting
+            assert convolution._precision(torch.float64) == "ieee"
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
+    assert convolution._precision(torch.float32, False) == "ieee"
+
+
+@pytest.mark.declines("ATen raises its own error")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"weight": (3, 4, 9, 9)}, "exceeds the padded input"),
+        ({"weight": (3, 5, 2, 2)}, "channels"),
+        ({"input": (2, 4, 0, 6)}, "no size but the batch"),
+        ({"bias": (4,)}, "a bias of shape"),
+        ({"stride": [0, 1]}, "out of range"),
+        ({"padding": [1, 1, 1]}, "padding of 3 numbers"),
+        ({"groups": 3}, "channels"),
+        ({"transposed": True, "weight": (4, 3, 2, 2), "output_padding": [1, 0]}, "output padding"),
+    ],
+)
+def test_declines(change, reason):
+    given = {"input": (2, 4, 5, 6), "weight": (3, 4, 2, 2), "bias": None, "stride": [1, 1], "padding": [0, 0]}
+    given |= {"dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1} | change
+    tensors = {name: None if given[name] is None else normal(*given[name]) for name in ("input", "weight", "bias")}
+    with pytest.raises(Decline, match=reason):
+        convolution.convolution(**given | tensors)
+    with tritonite.use_gems(), pytest.raises(RuntimeError):
+        torch.convolution(**given | tensors)
+
+
+def test_where_aten_is_faster():
+    own = Problem(torch.bfloat16, 8, 56 * 56, 64, 64, 9, groups=1, phases=1)
+    assert select.aten_is_faster(own, "ieee", True)
+    assert not select.aten_is_faster(own, "ieee", False)
+    assert not select.aten_is_faster(own._replace(taps=1), "ieee", True)
+    assert not select.aten_is_faster(own._replace(groups=2), "ieee", True)
+    assert not select.aten_is_faster(own._replace(dtype=torch.float32), "ieee", True)
+    assert select.aten_is_faster(own._replace(dtype=torch.float32), "tf32", True)
+
+
+@pytest.mark.parametrize("kind", ["nvidia", "amd"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_tiles_fit(kind, dtype, monkeypatch, change_device):
+    """Tiles suit few columns and few positions, and slices stay within their memory."""
+    change_device(kind=kind, interpreted=False, programs=1056)
+    device = torch.device("cpu")
+    for batches, positions, columns, channels, taps in itertools.product((1, 64), (49, 3136), (16, 256), (3, 64), (9,)):
+        problem = Problem(dtype, batches, positions, columns, channels, taps, 1, 1)
+        for tile in (select.forward_tile(problem, device), select.filter_tile(problem, device)):
+            assert min(tile[:3]) >= 16
+            assert tile.shared(dtype.itemsize) <= devices.shared_memory(device)
+        steps, count = select.slices(problem, select.filter_tile(problem, device), device)
+        tile = select.filter_tile(problem, device)
+        assert (count - 1) * steps * tile.block_k < problem.rows <= count * steps * tile.block_k
+        assert count == 1 or count * columns * channels * taps * 4 <= table.table().slices_bytes

@@ -1,0 +1,285 @@
+"""Host functions of convolutions and of their gradients: operands, tiles, launches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tritonite import devices
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.convolution import depthwise, product, select
+from tritonite.engine.convolution.filters import add_slices, filter_gradient_tile
+from tritonite.engine.convolution.forward import convolve_tile
+from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, ImageStrides, Strides
+from tritonite.engine.convolution.problem import Geometry, Problem, filter_strides, image_strides
+from tritonite.engine.convolution.table import Tile, table
+from tritonite.engine.iteration import contiguous_strides, offset_type
+from tritonite.engine.movement import move
+from tritonite.runtime.contract import empty, empty_strided, fusion
+
+
+def problem_of(input: torch.Tensor, filters: torch.Tensor, out: torch.Tensor, geometry: Geometry) -> Problem:
+    """Return the problem of a convolution, with filters (groups * columns, channels, depth, height, width)."""
+    columns, channels = filters.shape[0] // geometry.groups, filters.shape[1]
+    positions, taps = math.prod(out.shape[2:]), math.prod(filters.shape[2:])
+    return Problem(input.dtype, input.shape[0], positions, columns, channels, taps, geometry.groups, 1)
+
+
+def transposed_problem_of(input: torch.Tensor, filters: torch.Tensor, out: torch.Tensor, geometry: Geometry) -> Problem:
+    """Return the problem of a transposed convolution, with filters (groups * channels, columns, ...).
+
+    Positions and taps are those of one phase, rounded up.
+    """
+    columns, channels = filters.shape[1], filters.shape[0] // geometry.groups
+    positions = math.prod([-(-size // step) for size, step in zip(out.shape[2:], geometry.stride, strict=True)])
+    taps = math.prod([-(-size // step) for size, step in zip(filters.shape[2:], geometry.stride, strict=True)])
+    own = Problem(input.dtype, input.shape[0], positions, columns, channels, taps, geometry.groups, geometry.phases)
+    return own
+
+
+def convolve(
+    input: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    geometry: Geometry,
+    precision: str,
+    activation: Any = None,
+) -> None:
+    """Write activation(convolution + bias) to `out`.
+
+    Args:
+        input: (N, groups * channels, D, H, W), of any strides, like all tensors but the bias.
+        filters: (groups * columns, channels, kernel depth, height, width).
+        bias: (groups * columns,), contiguous, or None.
+        out: (N, groups * columns, D', H', W').
+        geometry: stride, padding, dilation and groups.
+        precision: of float32 products: "ieee" or "tf32".
+        activation: a `triton.jit` function of a block, or None.
+
+    With `settings().invariant` an image's result does not depend on the other images.
+    """
+    if not out.numel() or product.multiply(input, filters, bias, out, geometry, precision, activation):
+        return
+    if _is_depthwise(filters, geometry) and activation is None:
+        depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3])
+        return
+    problem = problem_of(input, filters, out, geometry)
+    input = channels_last(input, problem)
+    if select.copies_filters(problem, filters):
+        filters = _with_contiguous(filters, 0)
+    axes = geometry.axes(input.shape[2:], out.shape[2:], filters.shape[2:])
+    strides = filter_strides(filters, geometry.groups)
+    _run(problem, input, filters, bias, out, axes, strides, precision, activation)
+
+
+def convolve_transposed(
+    input: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    geometry: Geometry,
+    precision: str,
+    activation: Any = None,
+) -> None:
+    """Write activation(transposed convolution + bias) to `out`: the gradient of a convolution by its input.
+
+    Arguments are those of `convolve`, but filters are (groups * channels, columns, ...), and positions of `out` that no
+    tap reaches are activation(bias).
+    """
+    if not out.numel():
+        return
+    if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, activation):
+        return
+    if _is_depthwise(filters, geometry) and activation is None:
+        depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias)
+        return
+    problem = transposed_problem_of(input, filters, out, geometry)
+    input = channels_last(input, problem)
+    if select.copies_filters(problem, filters):
+        filters = _with_contiguous(filters, 1)
+    axes = geometry.transposed_axes(input.shape[2:], out.shape[2:], filters.shape[2:])
+    strides = filter_strides(filters, geometry.groups, transposed=True)
+    _run(problem, input, filters, bias, out, axes, strides, precision, activation)
+
+
+def filter_gradient(
+    input: torch.Tensor, grad: torch.Tensor, out: torch.Tensor, geometry: Geometry, precision: str
+) -> None:
+    """Write the gradient of the filters to `out`, (groups * columns, channels, kernel depth, height, width).
+
+    `grad` is the gradient of the result of `convolve`. The sums of slices of the positions are added up in a fixed
+    order. For a transposed convolution `input` is the gradient of its result, and `grad` its input.
+    """
+    if not out.numel() or product.multiply_filters(input, grad, out, geometry, precision):
+        return
+    if _is_depthwise(out, geometry):
+        depthwise.depthwise_backward_weight(grad, input, out, *geometry[:3])
+        return
+    problem = problem_of(input, out, grad, geometry)
+    input, grad = channels_last(input, problem), channels_last(grad, problem)
+    tile = select.filter_tile(problem, grad.device)
+    steps, count = select.slices(problem, tile, grad.device)
+    axes = geometry.axes(input.shape[2:], grad.shape[2:], out.shape[2:])
+    result, strides = out, filter_strides(out, geometry.groups)
+    if count > 1:
+        taps = out.shape[2:]
+        shape = (count, geometry.groups, *taps, problem.channels, problem.columns)
+        result = empty(shape, _accumulator(out.dtype), out.device)
+        _, group, *spatial, channel, column = result.stride()
+        strides = FilterStrides(group, column, channel, *spatial)
+    facts = _facts(problem, tile, axes, precision, input, grad)
+    meta = FilterMeta(
+        split=count > 1,
+        input_multiple=_multiple(input, problem.channels, image_strides(input), "channel"),
+        grad_multiple=_multiple(grad, problem.columns, image_strides(grad), "channel"),
+        input_inner=input.stride(1) == 1,
+        out_inner=grad.stride(1) == 1,
+        index=offset_type(input, grad, result),
+        **facts,
+    )
+    rows = problem.taps * -(-problem.channels // tile.block_m)
+    rows = -(-problem.inner // tile.block_m) if meta.folded else rows
+    filter_gradient_tile[(rows * -(-problem.columns // tile.block_n) * geometry.groups, count)](
+        *(input, grad, result, axes),
+        strides=Strides(image_strides(input), strides, image_strides(grad)),
+        batches=problem.batches,
+        channels=problem.channels,
+        columns=problem.columns,
+        steps=steps,
+        slice_stride=result[0].numel() if count > 1 else 0,
+        META=meta,
+        **_options(tile),
+    )
+    if count > 1:
+        elements = result[0].numel()
+        add_slices[(-(-elements // table().added),)](
+            *(result, out, axes),
+            strides=filter_strides(out, geometry.groups),
+            channels=problem.channels,
+            columns=problem.columns,
+            elements=elements,
+            slices=count,
+            BLOCK=table().added,
+            INDEX=offset_type(result, out),
+        )
+
+
+def _is_depthwise(filters: torch.Tensor, geometry: Geometry) -> bool:
+    """Return whether every group of a convolution has one input channel, or of a transposed one one output channel."""
+    return geometry.groups > 1 and filters.shape[1] == 1
+
+
+def channels_last(tensor: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """Return a tensor in channels-last order: a copy if its elements would be loaded one by one otherwise."""
+    if not select.copies_images(problem, tensor):
+        return tensor
+    strides = contiguous_strides(tensor.shape, (1, 4, 3, 2, 0))
+    copy = empty_strided(tensor.shape, strides, tensor.dtype, tensor.device)
+    move(tensor, copy)
+    return copy
+
+
+def _with_contiguous(filters: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return a copy of filters in which dimension `dim`, 0 or 1, is contiguous, and taps are slowest."""
+    strides = contiguous_strides(filters.shape, (dim, 1 - dim, 4, 3, 2))
+    copy = empty_strided(filters.shape, strides, filters.dtype, filters.device)
+    move(filters, copy)
+    return copy
+
+
+def _run(
+    problem: Problem,
+    input: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    axes: Axes,
+    strides: FilterStrides,
+    precision: str,
+    activation: Any,
+) -> None:
+    tile = select.forward_tile(problem, out.device)
+    filters_inner = strides.channel == 1
+    vector = problem.channels if filters_inner else problem.columns
+    contiguous = "channel" if filters_inner else "column"
+    own = image_strides(input)
+    meta = ForwardMeta(
+        phased=problem.phases > 1,
+        input_inner=input.stride(1) == 1,
+        out_inner=out.stride(1) == 1,
+        input_multiple=_multiple(input, problem.channels, own, "channel"),
+        filters_inner=filters_inner,
+        filters_multiple=_multiple(filters, vector, strides, contiguous),
+        index=offset_type(input, filters, out),
+        **_facts(problem, tile, axes, precision, input),
+    )
+    tiles = -(-problem.rows // tile.block_m) * -(-problem.columns // tile.block_n)
+    convolve_tile[(tiles * problem.units,)](
+        *(input, filters, bias, out, axes),
+        strides=Strides(own, strides, image_strides(out)),
+        batches=problem.batches,
+        channels=problem.channels,
+        columns=problem.columns,
+        ACTIVATION=activation,
+        META=meta,
+        **_options(tile),
+    )
+
+
+def _multiple(tensor: torch.Tensor, size: int, strides: ImageStrides | FilterStrides, contiguous: str) -> int:
+    """Return the elements, up to 16 bytes of them, that divide a tensor's address, `size` and all strides but one.
+
+    Returns 1 if the stride named `contiguous` is not 1.
+    """
+    given = strides._asdict()
+    if given.pop(contiguous) != 1 or tensor.data_ptr() % 16:
+        return 1
+    return math.gcd(16 // tensor.dtype.itemsize, size, *given.values())
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which products of `dtype` are summed."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _facts(problem: Problem, tile: Tile, axes: Axes, precision: str, *tensors: torch.Tensor) -> dict[str, Any]:
+    """Return the fields of the kernels' `TileMeta` that both kernels have."""
+    device, dtype = tensors[0].device, problem.dtype
+    exact = precision == "ieee" and dtype is torch.float32 and not devices.current.interpreted
+    bf16x6 = exact and tile.bf16x6 and devices.has_tma(device)
+    return {
+        "block_m": tile.block_m,
+        "block_n": tile.block_n,
+        "block_k": tile.block_k,
+        "group_m": table().group_m,
+        "accumulator": TRITON_DTYPES[_accumulator(dtype)],
+        "precision": "bf16x6" if bf16x6 else precision,
+        "dims": 3 if _is_used(axes.depth) else 2 if _is_used(axes.height) else 1,
+        "bounded": problem.phases > 1 or any(map(_may_miss, axes)),
+        "folded": select.is_folded(problem),
+    }
+
+
+def _is_used(axis: Any) -> bool:
+    """Return whether an axis is more than one position and one tap that meets it."""
+    return (axis.size, axis.positions, axis.taps, axis.origin) != (1, 1, 1, 0)
+
+
+def _may_miss(axis: Any) -> bool:
+    """Return whether a tap meets no element of the input at some output position."""
+    reach = (axis.taps - 1) * axis.dilation
+    least, most = axis.origin + min(reach, 0), (axis.positions - 1) * axis.stride + axis.origin + max(reach, 0)
+    return least < 0 or most >= axis.size
+
+
+def _options(tile: Tile) -> dict[str, Any]:
+    """Return the compile options of a tile's kernel."""
+    return {
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+        **devices.current.options,
+        **fusion(),
+    }

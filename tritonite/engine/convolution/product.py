@@ -1,0 +1,88 @@
+"""Filters of one tap as matrix products: of channels-last images over all positions, of others image by image."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tritonite.engine.convolution.problem import Geometry
+from tritonite.engine.gemm.product import product
+from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue, Sums
+
+
+def multiply(
+    input: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    geometry: Geometry,
+    precision: str,
+    activation: Any = None,
+) -> bool:
+    """Write the convolution of (N, C, D, H, W) with one-tap filters, (columns, C, 1, 1, 1), to `out`.
+
+    Returns False, with nothing written, if filters have more taps or steps, or a tensor is no matrix. The choice of the
+    form does not depend on N.
+    """
+    if not (geometry.is_pointwise and math.prod(filters.shape[2:]) == 1):
+        return False
+    matrix, sums = filters[:, :, 0, 0, 0], Sums(precision)
+    epilogue = Epilogue(activation=activation) if activation is not None else NO_EPILOGUE
+    rows, to = _rows(input), _rows(out)
+    if rows is not None and to is not None:
+        if bias is not None:
+            epilogue = epilogue._replace(addend=bias[None, None, :], beta=1)
+        product(rows[None], matrix.mT[None], to[None], epilogue, sums)
+        return True
+    images, results = _images(input), _images(out)
+    if images is None or results is None:
+        return False
+    if bias is not None:
+        epilogue = epilogue._replace(addend=bias[None, :, None], beta=1)
+    product(matrix.expand(images.shape[0], -1, -1), images, results, epilogue, sums)
+    return True
+
+
+def multiply_filters(
+    input: torch.Tensor, grad: torch.Tensor, out: torch.Tensor, geometry: Geometry, precision: str
+) -> bool:
+    """Write the gradient of one-tap filters to `out`, (columns, C, 1, 1, 1). Returns False as `multiply` does."""
+    if not (geometry.is_pointwise and math.prod(out.shape[2:]) == 1):
+        return False
+    rows, by_rows = _rows(input), _rows(grad)
+    if rows is None or by_rows is None or not rows.shape[0]:
+        return False
+    product(by_rows.mT[None], rows[None], out[None, :, :, 0, 0, 0], NO_EPILOGUE, Sums(precision))
+    return True
+
+
+def _merged(tensor: torch.Tensor, dims: tuple[int, ...]) -> int | None:
+    """Return the stride of dimensions that are one in memory, or None if they are not."""
+    step, reach = None, 0
+    for d in reversed(dims):
+        if tensor.shape[d] == 1:
+            continue
+        if step is None:
+            step = tensor.stride(d)
+        elif tensor.stride(d) != reach:
+            return None
+        reach = tensor.stride(d) * tensor.shape[d]
+    return 1 if step is None else step
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a channels-last tensor as (positions of all images, channels), or None if it has another layout."""
+    step, channels = _merged(tensor, (0, 2, 3, 4)), tensor.shape[1]
+    if step is None or tensor.stride(1) != 1 or step < channels:
+        return None
+    return tensor.as_strided((tensor.numel() // channels, channels), (step, 1))
+
+
+def _images(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor as (images, channels, positions), or None if no view has this shape."""
+    step, positions = _merged(tensor, (2, 3, 4)), math.prod(tensor.shape[2:])
+    if step is None:
+        return None
+    return tensor.as_strided((*tensor.shape[:2], positions), (*tensor.stride()[:2], step))

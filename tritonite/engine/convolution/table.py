@@ -1,0 +1,95 @@
+"""Tables of devices: tiles of implicit products by the bytes of an element, and limits of sizes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tritonite import devices
+
+
+class Tile(NamedTuple):
+    """Triton's meta-parameters for an implicit product."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 3
+    # Relative speed of one element of this tile.
+    rate: float = 1.0
+    # Programs resident on a multiprocessor.
+    programs: int = 1
+    # Whether exact float32 is multiplied by six products of bfloat16 terms.
+    bf16x6: bool = False
+
+    def shared(self, size: int) -> int:
+        """Return the bytes of shared memory for operands of `size` bytes an element."""
+        return self.num_stages * (self.block_m + self.block_n) * self.block_k * size
+
+
+class ConvolutionTable(NamedTuple):
+    """Tiles, and limits that decide among ways to compute a convolution."""
+
+    # By the bytes of an element: tiles of convolutions, and those of the filters' gradient.
+    forward: dict[int, tuple[Tile, ...]]
+    filters: dict[int, tuple[Tile, ...]]
+    # Channels of a group below which taps and channels are one dimension of the product.
+    folded_channels: int = 16
+    # Images assumed in invariant mode, where tiles must not depend on the batch.
+    any_batches: int = 8
+    # Positions from which on filters that no operand order reads well are copied.
+    copied_positions: int = 4096
+    # Columns times taps from which on 16-bit images are copied to channels-last order: elements of less than 4 bytes,
+    # loaded one by one, cannot be copied to shared memory asynchronously.
+    copied_work: int = 128
+    # Rows of tiles that consecutive programs go down.
+    group_m: int = 8
+    # The filters' gradient: rounds of programs to aim at by slices of positions, the least blocks of a slice, and the
+    # most bytes of all slices.
+    rounds: int = 2
+    least_blocks: int = 4
+    slices_bytes: int = 2**26
+    # Elements of a program that adds slices up.
+    added: int = 256
+
+
+_FLOATS_16 = (
+    Tile(128, 128, 64, 8, 3, 1.0),
+    Tile(128, 64, 64, 4, 4, 0.85),
+    Tile(128, 32, 64, 4, 4, 0.6, programs=2),
+    Tile(64, 64, 64, 4, 4, 0.6, programs=2),
+    Tile(64, 32, 64, 4, 4, 0.4, programs=2),
+    Tile(128, 16, 64, 4, 4, 0.35, programs=2),
+    Tile(32, 64, 64, 4, 4, 0.35, programs=2),
+)
+_FLOATS = (
+    Tile(128, 64, 32, 8, 3, 0.9, programs=2, bf16x6=True),
+    Tile(64, 64, 32, 4, 3, 0.7, programs=2, bf16x6=True),
+    Tile(128, 32, 32, 4, 3, 0.55, programs=2, bf16x6=True),
+    Tile(64, 32, 32, 4, 3, 0.45, programs=2, bf16x6=True),
+    Tile(128, 16, 32, 4, 3, 0.3, programs=2, bf16x6=True),
+    Tile(32, 32, 32, 4, 3, 0.3, programs=2),
+)
+_DOUBLES = (
+    Tile(64, 64, 16, 4, 3, 1.0),
+    Tile(64, 32, 16, 4, 3, 0.8),
+    Tile(64, 16, 16, 4, 3, 0.5),
+    Tile(32, 32, 16, 4, 3, 0.6),
+)
+_NVIDIA = {2: _FLOATS_16, 4: _FLOATS, 8: _DOUBLES}
+_AMD = {
+    size: tuple([tile._replace(num_stages=2, programs=1, bf16x6=False) for tile in tiles])
+    for size, tiles in _NVIDIA.items()
+}
+_INTERPRETED: dict[int, tuple[Tile, ...]] = dict.fromkeys((2, 4, 8), (Tile(128, 64, 64), Tile(64, 16, 64)))
+TABLE: dict[str, ConvolutionTable] = {
+    "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA),
+    "none": ConvolutionTable(_NVIDIA, _NVIDIA),
+    "amd": ConvolutionTable(_AMD, _AMD),
+    "interpreter": ConvolutionTable(_INTERPRETED, _INTERPRETED, copied_positions=2**20),
+}
+
+
+def table() -> ConvolutionTable:
+    """Return the table of the current kind of device."""
+    return TABLE[devices.current.kind]

@@ -1,0 +1,82 @@
+"""Convolutions: layouts, strides, few and many channels, and the gradients, by every tile of the table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite import registry
+from tritonite.engine.convolution import filters, forward, launch, table
+from tritonite.engine.convolution.problem import Geometry
+from tritonite.testing.compile_cases.cases import KINDS, Case, compile_cases, launches
+
+
+@triton.jit
+def _relu(x):
+    return tl.maximum(x, 0.0)
+
+
+_OWN = {forward.convolve_tile.jit, filters.filter_gradient_tile.jit, filters.add_slices.jit}
+
+
+def _calls(dtype: torch.dtype, channels: int, columns: int, stride: int, last: bool) -> Iterator[tuple[str, Any]]:
+    """Yield a convolution of images, its transpose and their gradients."""
+    kept = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(2, channels, 32, 32, dtype=dtype).to(memory_format=kept)
+    weight = torch.empty(columns, channels, 3, 3, dtype=dtype).to(memory_format=kept)
+    bias, size = torch.empty(columns, dtype=dtype), 32 // stride
+    steps: tuple[Any, ...] = ([stride] * 2, [1, 1], [1, 1], False, [0, 0], 1)
+    yield "convolution", (x, weight, bias, *steps)
+    grad = torch.empty(2, columns, size, size, dtype=dtype).to(memory_format=kept)
+    yield "convolution_backward", (grad, x, weight, [columns], *steps, [True] * 3)
+
+
+@compile_cases("convolution")
+def convolutions(full: bool) -> Iterator[Case]:
+    """Every tile, and every variant of the kernels."""
+    kinds = KINDS if full else {"nvidia": ("sm_90",)}
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64) if full else (torch.bfloat16, torch.float32)
+    for (kind, targets), dtype in itertools.product(kinds.items(), dtypes):
+        limits = table.TABLE[kind]
+        tiles = limits.forward[dtype.itemsize]
+        for i, tile in enumerate(tiles):
+            only: dict[int, tuple[table.Tile, ...]] = dict.fromkeys((2, 4, 8), (tile,))
+            chosen = limits._replace(forward=only, filters=only)
+            variants = itertools.product((3, 64), (1, 2), (False, True)) if full and not i else ((64, 1, i % 2 == 0),)
+            for channels, stride, last in variants:
+                yield from _cases(kind, targets, chosen, dtype, (channels, 72, stride, last))
+        if not full:
+            for variant in ((3, 64, 2, False), (24, 40, 2, True)):
+                yield from _cases(kind, targets, limits, dtype, variant)
+
+
+def _cases(
+    kind: str, targets: tuple[str, ...], limits: table.ConvolutionTable, dtype: torch.dtype, variant: Any
+) -> Any:
+    for name, arguments in _calls(dtype, *variant):
+        outer = table.TABLE
+        table.TABLE = dict.fromkeys(outer, limits)
+        try:
+            found = launches(registry.overloads()[name], arguments, interpreted=False)
+        finally:
+            table.TABLE = outer
+        for specialization in found:
+            if specialization.kernel in _OWN:
+                yield Case(f"{name} {dtype} {variant} {limits.forward[2][0][:3]}", specialization, targets)
+
+
+@compile_cases("convolution")
+def tf32_convolutions(full: bool) -> Iterator[Case]:
+    """The kernels with TF32, and an activation, where torch allows TF32."""
+    x, weight = torch.empty(2, 32, 1, 16, 16), torch.empty(48, 32, 1, 3, 3)
+    out = torch.empty(2, 48, 1, 14, 14)
+    steps: tuple[Any, ...] = (Geometry(), "tf32")
+    calls = (launch.convolve, (x, weight, None, out, *steps, _relu)), (launch.filter_gradient, (x, out, weight, *steps))
+    for call, arguments in calls:
+        for specialization in launches(call, arguments, interpreted=False):
+            yield Case(f"{call.__name__} tf32", specialization, ("sm_90", "sm_80") if full else ("sm_90",))

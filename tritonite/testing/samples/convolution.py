@@ -1,0 +1,152 @@
+"""Convolutions: sequences, images and volumes, groups, strides, transposes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tritonite.registry import Op
+from tritonite.testing.samples import facts
+
+_WHOLE = ("convolution", "_convolution", "convolution_backward")
+_IMAGES = ("_slow_conv2d_forward", "_slow_conv2d_backward", "slow_conv_dilated2d")
+_VOLUMES = ("slow_conv3d_forward", "slow_conv_dilated3d")
+_TRANSPOSED = ("slow_conv_transpose2d", "slow_conv_transpose3d", "cudnn_convolution_transpose")
+_CUDNN = ("cudnn_convolution", "cudnn_convolution_relu")
+PACKETS = (*_WHOLE, *_IMAGES, *_VOLUMES, *_TRANSPOSED, *_CUDNN)
+# Libraries differ in whether a sum begins with 0 or with the first product.
+facts.ZERO_SIGN_OF_ROUNDOFF |= {*PACKETS, "conv_tbc"}
+
+
+@facts.layouts(*_WHOLE, *_CUDNN)
+def _layouts(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
+    """Yield inputs and weights; a third tensor makes a transposed convolution."""
+    last = {"memory_format": torch.channels_last}
+    images, weight = make(2, 4, 9, 8), make(6, 2, 3, 3)
+    yield "images", [images, weight]
+    yield "images channels_last", [images.to(**last), make(6, 4, 2, 3).to(**last)]
+    yield "weight channels_last", [make(2, 4, 6, 5), make(6, 2, 3, 3).to(**last)]
+    yield "images sliced", [make(2, 8, 9, 16)[:, ::2, :, ::2], make(6, 4, 3, 6)[..., ::2]]
+    yield "one tap", [make(2, 4, 6, 5), make(6, 4, 1, 1)]
+    yield "one tap channels_last", [make(2, 4, 6, 5).to(**last), make(6, 4, 1, 1)]
+    yield "depthwise", [images, make(4, 1, 3, 3)]
+    yield "volumes", [make(1, 2, 5, 4, 6), make(3, 2, 2, 3, 2)]
+    if op.packet in _CUDNN:
+        return
+    yield "sequences", [make(3, 4, 11), make(6, 2, 3)]
+    yield "sequences permuted", [make(3, 11, 4).transpose(1, 2), make(6, 3, 4).transpose(1, 2)]
+    yield "transposed images", [make(2, 4, 5, 6), make(4, 3, 3, 2), images]
+    yield "transposed images channels_last", [make(2, 4, 6, 5).to(**last), make(4, 3, 3, 2), images]
+    yield "transposed sequences", [make(2, 6, 7), make(6, 2, 4), images]
+    yield "transposed volumes", [make(1, 2, 3, 2, 3), make(2, 3, 2, 3, 2), images]
+
+
+def _batch(x: torch.Tensor, dims: int) -> torch.Tensor | None:
+    """Return a view of (N, C, ...) with `dims` spatial dimensions, or with those that it has for 0."""
+    if not x.numel():
+        return x.new_empty(0, 3, *[4] * max(dims, 1))
+    if x.dim() == 0:
+        return None
+    x = x.unflatten(0, (-1, 2, 10)) if x.dim() == 1 else x[None] if x.dim() == 2 else x
+    while dims and x.dim() < dims + 2:
+        x = x.unsqueeze(2)
+    while dims and x.dim() > dims + 2:
+        x = x.select(2, 0)
+    return x
+
+
+def _filled(values: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Return a contiguous tensor with the elements of another, repeated or cut off."""
+    flat, count = values.flatten() if values.numel() else values.new_ones(1), math.prod(shape)
+    return flat.repeat(count // len(flat) + 1)[:count].view(shape)
+
+
+def _call(tensors: facts.Tensors, dims: int = 0, transposed: bool = False) -> dict[str, Any] | None:
+    """Return arguments of a convolution whose strides and groups follow from the shapes of input and weight."""
+    x = _batch(tensors[0], dims)
+    if x is None or not x.isfinite().all():
+        return None
+    weight, dims, channels = tensors[1], x.dim() - 2, x.shape[1]
+    if weight.dim() != x.dim() or x.dim() == 2 or weight.shape == x.shape:
+        kernel = [3 if size > 3 else 1 for size in x.shape[2:]]
+        weight = _filled(tensors[1], channels, channels, *kernel)
+    transposed |= len(tensors) == 3
+    groups = 1 if transposed else channels // weight.shape[1]
+    stride = [2 if x.shape[-1] % 2 == 0 else 1] * dims
+    dilation = [2 if max(x.shape[2:]) > 8 else 1] * dims
+    padding = [0 if max(weight.shape[2:]) == 1 else 1] * dims
+    if transposed and min(x.shape[2:]) < 3:
+        padding = [0] * dims
+    more = [1 if transposed and stride[0] + dilation[0] > 2 else 0] * dims
+    steps = stride, padding, dilation, transposed, more, groups
+    axes = zip(x.shape[2:], weight.shape[2:], padding, dilation, strict=True)
+    if not transposed and any(size + 2 * p - d * (k - 1) < 1 for size, k, p, d in axes):
+        return None
+    columns = weight.shape[1] if transposed else weight.shape[0]
+    shape = torch.convolution(x.to("meta"), weight.to("meta"), None, *steps).shape
+    grad = _filled(x.flip(0), *shape)
+    given = {"input": x, "self": x, "weight": weight, "bias": _filled(weight, columns), "grad_output": grad}
+    given |= dict(zip(("stride", "padding", "dilation", "transposed", "output_padding", "groups"), steps, strict=True))
+    return given | {
+        "bias_sizes": [columns],
+        "kernel_size": list(weight.shape[2:]),
+        "output_mask": [True, True, True],
+    }
+
+
+facts.arguments(*_WHOLE)(_call)
+
+
+@facts.arguments(*_CUDNN)
+def _of_images(tensors: facts.Tensors) -> dict[str, Any] | None:
+    return _call(tensors, max(2, tensors[0].dim() - 2))
+
+
+@facts.arguments(*_IMAGES)
+def _one_group(tensors: facts.Tensors) -> dict[str, Any] | None:
+    given = _call(tensors[:2], 2)
+    return None if given is None else given | _without_dilation(given)
+
+
+@facts.arguments(*_VOLUMES)
+def _one_group_of_volumes(tensors: facts.Tensors) -> dict[str, Any] | None:
+    given = _call(tensors[:2], 3)
+    return None if given is None else given | _without_dilation(given)
+
+
+def _without_dilation(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the dilation and the gradient of a call with a dilation of 1."""
+    x, weight, dims = given["self"], given["weight"], given["self"].dim() - 2
+    steps = given["stride"], given["padding"], [1] * dims, False, [0] * dims, 1
+    shape = torch.convolution(x.to("meta"), weight.to("meta"), None, *steps).shape
+    return {"dilation": [1] * dims, "grad_output": _filled(x.flip(0), *shape)}
+
+
+@facts.arguments("slow_conv_transpose2d", "cudnn_convolution_transpose")
+def _transposed_images(tensors: facts.Tensors) -> dict[str, Any] | None:
+    return _call(tensors[:2], 2, transposed=True)
+
+
+@facts.arguments("slow_conv_transpose3d")
+def _transposed_volumes(tensors: facts.Tensors) -> dict[str, Any] | None:
+    return _call(tensors[:2], 3, transposed=True)
+
+
+@facts.arguments("conv_tbc")
+def _time_first(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return sequences of (time, batch, channel), a weight of three taps and a padding of 1."""
+    x = _batch(tensors[0], 1)
+    if x is None or not x.isfinite().all() or not x.numel():
+        return None
+    weight = _filled(tensors[1], 3, x.shape[2], 4)
+    return {"self": x, "weight": weight, "bias": _filled(weight, 4), "pad": 2}
+
+
+@facts.terms(*PACKETS, "conv_tbc")
+def _terms(sums: facts.Sums) -> float:
+    """Return the terms of sums of products of elements up to 3, over taps and channels or over positions."""
+    sizes = [x.numel() / max(1, min(x.shape[:2])) for x in sums.tensors if x.dim() > 2]
+    return 16 * max(1.0, *sizes)
