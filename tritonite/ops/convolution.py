@@ -73,7 +73,8 @@ class _Call:
         output_padding = _listed(output_padding, dims, "output padding")
         if min(stride) < 1 or min(padding) < 0 or min(dilation) < 1 or min(output_padding) < 0 or groups < 1:
             raise Decline(f"stride {stride}, padding {padding}, dilation {dilation}, {groups} groups, out of range")
-        output_padding = output_padding if transposed else (0,) * dims
+        if not transposed and any(output_padding):
+            raise Decline(f"output padding {output_padding} without transposition")
         if any(more >= max(s, d) for more, s, d in zip(output_padding, stride, dilation, strict=True)):
             raise Decline(f"output padding {output_padding}, not below stride {stride} or dilation {dilation}")
         if input.dtype not in FLOATS or weight.dtype is not input.dtype:
@@ -272,8 +273,9 @@ def convolution_backward(
 def _check_layout(outs, shapes, channels_last):
     """Decline outputs that ATen's kernels would give other strides, or write in another order."""
     for out, shape in zip(outs, shapes, strict=False):
-        if not same_strides(shape, out.stride(), _strides(shape, channels_last)):
-            raise Decline(f"output with strides {out.stride()}")
+        fits = tuple(out.shape) == tuple(shape)
+        if not (fits and same_strides(shape, out.stride(), _strides(shape, channels_last))):
+            raise Decline(f"output of shape {tuple(out.shape)} with strides {out.stride()}")
 
 
 def _slow_forward(call, bias, outs, backend):
@@ -284,16 +286,17 @@ def _slow_forward(call, bias, outs, backend):
 def _slow(self, weight, bias, kernel_size, stride, padding, dilation=None, transposed=False, output_padding=None):
     """Return the checked call of an operator that names the sizes of its kernel, with a number for each dimension."""
     dims = len(kernel_size)
-    dilation, output_padding = dilation or (1,) * dims, output_padding or (0,) * dims
+    dilation = (1,) * dims if dilation is None else dilation
+    output_padding = (0,) * dims if output_padding is None else output_padding
     if any(len(each) != dims for each in (stride, padding, dilation, output_padding)):
         raise Decline(f"steps of other than {dims} numbers")
-    if transposed and not self.shape[0]:
-        raise Decline("no images")
     if self.dim() != dims + 2 or tuple(weight.shape[2:]) != tuple(kernel_size):
         raise Decline(
             f"an input of {self.dim()} dimensions or a weight of shape {tuple(weight.shape)} for a kernel of "
             f"{list(kernel_size)}; served are batches"
         )
+    if transposed and not self.shape[0]:
+        raise Decline("no images, which ATen refuses")
     return _Call(self, weight, _sizes(bias), stride, padding, dilation, transposed, output_padding, 1)
 
 
@@ -306,9 +309,11 @@ def _slow_conv2d_forward(self, weight, kernel_size, bias, stride, padding, outs=
 @operator("_slow_conv2d_backward", accepts=FLOATS)
 def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask=None, outs=()):
     call = _slow(self, weight, None, kernel_size, stride, padding)
+    channels_last = call.channels_last(_Backend.Slow2d)
+    if channels_last and not weight.is_contiguous(memory_format=torch.channels_last):
+        raise Decline("a channels-last input and a weight in another order, which ATen refuses")
     if output_mask is None:
-        shapes = tuple(self.shape), tuple(weight.shape)
-        _check_layout(outs, shapes, call.channels_last(_Backend.Slow2d))
+        _check_layout(outs, (tuple(self.shape), tuple(weight.shape)), channels_last)
     return _backward(call, grad_output, output_mask or (True,) * 3, outs, _Backend.Slow2d)
 
 
