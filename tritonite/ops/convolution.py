@@ -283,12 +283,11 @@ def _slow_forward(call, bias, outs, backend):
     return _forward(call, bias, outs, _precision(call.input.dtype), backend)
 
 
-def _slow(self, weight, bias, kernel_size, stride, padding, dilation=None, transposed=False, output_padding=None):
+def _slow(dims, self, weight, bias, kernel_size, stride, padding, dilation=None, transposed=False, output_padding=None):
     """Return the checked call of an operator that names the sizes of its kernel, with a number for each dimension."""
-    dims = len(kernel_size)
     dilation = (1,) * dims if dilation is None else dilation
     output_padding = (0,) * dims if output_padding is None else output_padding
-    if any(len(each) != dims for each in (stride, padding, dilation, output_padding)):
+    if any(len(each) != dims for each in (kernel_size, stride, padding, dilation, output_padding)):
         raise Decline(f"steps of other than {dims} numbers")
     if self.dim() != dims + 2 or tuple(weight.shape[2:]) != tuple(kernel_size):
         raise Decline(
@@ -302,13 +301,13 @@ def _slow(self, weight, bias, kernel_size, stride, padding, dilation=None, trans
 
 @operator("_slow_conv2d_forward", accepts=FLOATS)
 def _slow_conv2d_forward(self, weight, kernel_size, bias, stride, padding, outs=()):
-    call = _slow(self, weight, bias, kernel_size, stride, padding)
+    call = _slow(2, self, weight, bias, kernel_size, stride, padding)
     return _slow_forward(call, bias, outs, _Backend.Slow2d)
 
 
 @operator("_slow_conv2d_backward", accepts=FLOATS)
 def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask=None, outs=()):
-    call = _slow(self, weight, None, kernel_size, stride, padding)
+    call = _slow(2, self, weight, None, kernel_size, stride, padding)
     channels_last = call.channels_last(_Backend.Slow2d)
     if channels_last and not weight.is_contiguous(memory_format=torch.channels_last):
         raise Decline("a channels-last input and a weight in another order, which ATen refuses")
@@ -319,24 +318,54 @@ def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, paddin
 
 @operator("slow_conv3d_forward", accepts=FLOATS)
 def slow_conv3d_forward(self, weight, kernel_size, bias, stride, padding, outs=()):
-    call = _slow(self, weight, bias, kernel_size, stride, padding)
+    call = _slow(3, self, weight, bias, kernel_size, stride, padding)
     return _slow_forward(call, bias, outs, _Backend.Slow3d)
 
 
-@operator("slow_conv_dilated2d", "slow_conv_dilated3d", accepts=FLOATS)
-def slow_conv_dilated(self, weight, kernel_size, bias=None, stride=(1,), padding=(0,), dilation=(1,), outs=()):
-    call = _slow(self, weight, bias, kernel_size, stride, padding, dilation)
-    backend = _Backend.SlowDilated2d if call.dims == 2 else _Backend.SlowDilated3d
-    return _forward(call, bias, outs, _precision(self.dtype), backend)
+@operator("slow_conv_dilated2d", accepts=FLOATS)
+def slow_conv_dilated2d(self, weight, kernel_size, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), outs=()):
+    call = _slow(2, self, weight, bias, kernel_size, stride, padding, dilation)
+    return _forward(call, bias, outs, _precision(self.dtype), _Backend.SlowDilated2d)
 
 
-@operator("slow_conv_transpose2d", "slow_conv_transpose3d", accepts=FLOATS)
-def slow_conv_transpose(
-    self, weight, kernel_size, bias=None, stride=(1,), padding=(0,), output_padding=(0,), dilation=(1,), outs=()
+@operator("slow_conv_dilated3d", accepts=FLOATS)
+def slow_conv_dilated3d(
+    self, weight, kernel_size, bias=None, stride=(1, 1, 1), padding=(0, 0, 0), dilation=(1, 1, 1), outs=()
 ):
-    call = _slow(self, weight, bias, kernel_size, stride, padding, dilation, True, output_padding)
-    backend = _Backend.SlowTranspose2d if call.dims == 2 else _Backend.SlowTranspose3d
-    return _slow_forward(call, bias, outs, backend)
+    call = _slow(3, self, weight, bias, kernel_size, stride, padding, dilation)
+    return _forward(call, bias, outs, _precision(self.dtype), _Backend.SlowDilated3d)
+
+
+@operator("slow_conv_transpose2d", accepts=FLOATS)
+def slow_conv_transpose2d(
+    self,
+    weight,
+    kernel_size,
+    bias=None,
+    stride=(1, 1),
+    padding=(0, 0),
+    output_padding=(0, 0),
+    dilation=(1, 1),
+    outs=(),
+):
+    call = _slow(2, self, weight, bias, kernel_size, stride, padding, dilation, True, output_padding)
+    return _slow_forward(call, bias, outs, _Backend.SlowTranspose2d)
+
+
+@operator("slow_conv_transpose3d", accepts=FLOATS)
+def slow_conv_transpose3d(
+    self,
+    weight,
+    kernel_size,
+    bias=None,
+    stride=(1, 1, 1),
+    padding=(0, 0, 0),
+    output_padding=(0, 0, 0),
+    dilation=(1, 1, 1),
+    outs=(),
+):
+    call = _slow(3, self, weight, bias, kernel_size, stride, padding, dilation, True, output_padding)
+    return _slow_forward(call, bias, outs, _Backend.SlowTranspose3d)
 
 
 # cuDNN's

@@ -163,6 +163,11 @@ def _of_two_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
 def _with_sizes(arguments: dict[str, Any]) -> dict[str, Any]:
     """Name the bias's size without images: for a wanted gradient by a bias without a size ATen ends the process."""
     grad_output = arguments["grad_output"]
-    if grad_output.numel() or arguments.get("bias_sizes") is not None or grad_output.dim() < 2:
+    if (
+        not isinstance(grad_output, torch.Tensor)
+        or grad_output.numel()
+        or arguments.get("bias_sizes") is not None
+        or grad_output.dim() < 2
+    ):
         return arguments
     return arguments | {"bias_sizes": [grad_output.shape[1]]}
