@@ -12,6 +12,7 @@ from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.ops import aten
+from tritonite.ops.matmul import precision_of
 from tritonite.ops.normalization import present
 from tritonite.ops.reduction.sums import added_to_zero
 from tritonite.registry import operator
@@ -200,14 +201,14 @@ def conv_tbc(self, weight, bias, pad=0, outs=()):
     batch, columns, length = call.shape
     (out,) = outputs((self, weight, bias), [(length, batch, columns)], [self.dtype], outs)
     bias, volume = bias if bias.stride(0) == 1 else bias.contiguous(), _volume(out.permute(1, 2, 0))
-    launch.convolve(_volume(input), _volume(filters), bias, volume, call.geometry, _precision(self.dtype))
+    launch.convolve(_volume(input), _volume(filters), bias, volume, call.geometry, precision_of(self.dtype))
     return (out,)
 
 
 # Gradients
 
 
-def _backward(call, grad_output, output_mask, outs, backend=None):
+def _backward(call, grad_output, output_mask, outs, precision, backend=None):
     """Return the gradients of a checked call by input, weight and bias, None for those outside the mask."""
     input, weight, geometry = call.input, call.weight, call.geometry
     if tuple(grad_output.shape) != call.shape or grad_output.dtype is not input.dtype:
@@ -216,7 +217,7 @@ def _backward(call, grad_output, output_mask, outs, backend=None):
     if outs and not all(output_mask):
         raise Decline(f"outputs with the mask {list(output_mask)}; all have to be wanted")
     shapes = tuple(input.shape), tuple(weight.shape), (call.columns,)
-    operands, precision = (grad_output, input, weight), _precision(input.dtype)
+    operands = grad_output, input, weight
     if outs:
         outs = outputs(operands, shapes, [input.dtype] * 3, outs)
     else:
@@ -264,10 +265,10 @@ def convolution_backward(
     outs=(),
 ):
     call = _Call(input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups)
-    return _backward(call, grad_output, output_mask, outs)
+    return _backward(call, grad_output, output_mask, outs, _precision(input.dtype))
 
 
-# ATen's kernels for devices without a library of convolutions
+# ATen's kernels without a library of convolutions: products of matrices, with the precision of those
 
 
 def _check_layout(outs, shapes, channels_last):
@@ -280,7 +281,7 @@ def _check_layout(outs, shapes, channels_last):
 
 def _slow_forward(call, bias, outs, backend):
     _check_layout(outs, [call.shape], call.channels_last(backend))
-    return _forward(call, bias, outs, _precision(call.input.dtype), backend)
+    return _forward(call, bias, outs, precision_of(call.input.dtype), backend)
 
 
 def _slow(dims, self, weight, bias, kernel_size, stride, padding, dilation=None, transposed=False, output_padding=None):
@@ -313,7 +314,8 @@ def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, paddin
         raise Decline("a channels-last input and a weight in another order, which ATen refuses")
     if output_mask is None:
         _check_layout(outs, (tuple(self.shape), tuple(weight.shape)), channels_last)
-    return _backward(call, grad_output, output_mask or (True,) * 3, outs, _Backend.Slow2d)
+    output_mask, precision = output_mask or (True,) * 3, precision_of(self.dtype)
+    return _backward(call, grad_output, output_mask, outs, precision, _Backend.Slow2d)
 
 
 @operator("slow_conv3d_forward", accepts=FLOATS)
@@ -325,7 +327,7 @@ def slow_conv3d_forward(self, weight, kernel_size, bias, stride, padding, outs=(
 @operator("slow_conv_dilated2d", accepts=FLOATS)
 def slow_conv_dilated2d(self, weight, kernel_size, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), outs=()):
     call = _slow(2, self, weight, bias, kernel_size, stride, padding, dilation)
-    return _forward(call, bias, outs, _precision(self.dtype), _Backend.SlowDilated2d)
+    return _forward(call, bias, outs, precision_of(self.dtype), _Backend.SlowDilated2d)
 
 
 @operator("slow_conv_dilated3d", accepts=FLOATS)
@@ -333,7 +335,7 @@ def slow_conv_dilated3d(
     self, weight, kernel_size, bias=None, stride=(1, 1, 1), padding=(0, 0, 0), dilation=(1, 1, 1), outs=()
 ):
     call = _slow(3, self, weight, bias, kernel_size, stride, padding, dilation)
-    return _forward(call, bias, outs, _precision(self.dtype), _Backend.SlowDilated3d)
+    return _forward(call, bias, outs, precision_of(self.dtype), _Backend.SlowDilated3d)
 
 
 @operator("slow_conv_transpose2d", accepts=FLOATS)

@@ -162,12 +162,7 @@ def _of_two_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
 @facts.drawn("convolution_backward")
 def _with_sizes(arguments: dict[str, Any]) -> dict[str, Any]:
     """Name the bias's size without images: for a wanted gradient by a bias without a size ATen ends the process."""
-    grad_output = arguments["grad_output"]
-    if (
-        not isinstance(grad_output, torch.Tensor)
-        or grad_output.numel()
-        or arguments.get("bias_sizes") is not None
-        or grad_output.dim() < 2
-    ):
+    grad = arguments["grad_output"]
+    if not isinstance(grad, torch.Tensor) or grad.numel() or grad.dim() < 2 or arguments.get("bias_sizes") is not None:
         return arguments
-    return arguments | {"bias_sizes": [grad_output.shape[1]]}
+    return arguments | {"bias_sizes": [grad.shape[1]]}
