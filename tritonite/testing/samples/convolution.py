@@ -166,3 +166,12 @@ def _with_sizes(arguments: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(grad, torch.Tensor) or grad.numel() or grad.dim() < 2 or arguments.get("bias_sizes") is not None:
         return arguments
     return arguments | {"bias_sizes": [grad.shape[1]]}
+
+
+@facts.drawn("conv_tbc")
+def _with_finite_weight(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Make the weight finite: an implicit product multiplies padding by it, and ATen leaves padding out."""
+    weight = arguments["weight"]
+    if not isinstance(weight, torch.Tensor) or bool(weight.isfinite().all()):
+        return arguments
+    return arguments | {"weight": weight.nan_to_num(1, 1, 1)}
