@@ -12,6 +12,7 @@ from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.ops import aten
+from tritonite.ops.matmul import precision_of
 from tritonite.ops.normalization import present
 from tritonite.ops.reduction.sums import added_to_zero
 from tritonite.registry import operator
@@ -73,7 +74,8 @@ class _Call:
         output_padding = _listed(output_padding, dims, "output padding")
         if min(stride) < 1 or min(padding) < 0 or min(dilation) < 1 or min(output_padding) < 0 or groups < 1:
             raise Decline(f"stride {stride}, padding {padding}, dilation {dilation}, {groups} groups, out of range")
-        output_padding = output_padding if transposed else (0,) * dims
+        if not transposed and any(output_padding):
+            raise Decline(f"output padding {output_padding} without transposition")
         if any(more >= max(s, d) for more, s, d in zip(output_padding, stride, dilation, strict=True)):
             raise Decline(f"output padding {output_padding}, not below stride {stride} or dilation {dilation}")
         if input.dtype not in FLOATS or weight.dtype is not input.dtype:
@@ -199,14 +201,14 @@ def conv_tbc(self, weight, bias, pad=0, outs=()):
     batch, columns, length = call.shape
     (out,) = outputs((self, weight, bias), [(length, batch, columns)], [self.dtype], outs)
     bias, volume = bias if bias.stride(0) == 1 else bias.contiguous(), _volume(out.permute(1, 2, 0))
-    launch.convolve(_volume(input), _volume(filters), bias, volume, call.geometry, _precision(self.dtype))
+    launch.convolve(_volume(input), _volume(filters), bias, volume, call.geometry, precision_of(self.dtype))
     return (out,)
 
 
 # Gradients
 
 
-def _backward(call, grad_output, output_mask, outs, backend=None):
+def _backward(call, grad_output, output_mask, outs, precision, backend=None):
     """Return the gradients of a checked call by input, weight and bias, None for those outside the mask."""
     input, weight, geometry = call.input, call.weight, call.geometry
     if tuple(grad_output.shape) != call.shape or grad_output.dtype is not input.dtype:
@@ -215,7 +217,7 @@ def _backward(call, grad_output, output_mask, outs, backend=None):
     if outs and not all(output_mask):
         raise Decline(f"outputs with the mask {list(output_mask)}; all have to be wanted")
     shapes = tuple(input.shape), tuple(weight.shape), (call.columns,)
-    operands, precision = (grad_output, input, weight), _precision(input.dtype)
+    operands = grad_output, input, weight
     if outs:
         outs = outputs(operands, shapes, [input.dtype] * 3, outs)
     else:
@@ -263,75 +265,109 @@ def convolution_backward(
     outs=(),
 ):
     call = _Call(input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups)
-    return _backward(call, grad_output, output_mask, outs)
+    return _backward(call, grad_output, output_mask, outs, _precision(input.dtype))
 
 
-# ATen's kernels for devices without a library of convolutions
+# ATen's kernels without a library of convolutions: products of matrices, with the precision of those
 
 
 def _check_layout(outs, shapes, channels_last):
     """Decline outputs that ATen's kernels would give other strides, or write in another order."""
     for out, shape in zip(outs, shapes, strict=False):
-        if not same_strides(shape, out.stride(), _strides(shape, channels_last)):
-            raise Decline(f"output with strides {out.stride()}")
+        fits = tuple(out.shape) == tuple(shape)
+        if not (fits and same_strides(shape, out.stride(), _strides(shape, channels_last))):
+            raise Decline(f"output of shape {tuple(out.shape)} with strides {out.stride()}")
 
 
 def _slow_forward(call, bias, outs, backend):
     _check_layout(outs, [call.shape], call.channels_last(backend))
-    return _forward(call, bias, outs, _precision(call.input.dtype), backend)
+    return _forward(call, bias, outs, precision_of(call.input.dtype), backend)
 
 
-def _slow(self, weight, bias, kernel_size, stride, padding, dilation=None, transposed=False, output_padding=None):
+def _slow(dims, self, weight, bias, kernel_size, stride, padding, dilation=None, transposed=False, output_padding=None):
     """Return the checked call of an operator that names the sizes of its kernel, with a number for each dimension."""
-    dims = len(kernel_size)
-    dilation, output_padding = dilation or (1,) * dims, output_padding or (0,) * dims
-    if any(len(each) != dims for each in (stride, padding, dilation, output_padding)):
+    dilation = (1,) * dims if dilation is None else dilation
+    output_padding = (0,) * dims if output_padding is None else output_padding
+    if any(len(each) != dims for each in (kernel_size, stride, padding, dilation, output_padding)):
         raise Decline(f"steps of other than {dims} numbers")
-    if transposed and not self.shape[0]:
-        raise Decline("no images")
     if self.dim() != dims + 2 or tuple(weight.shape[2:]) != tuple(kernel_size):
         raise Decline(
             f"an input of {self.dim()} dimensions or a weight of shape {tuple(weight.shape)} for a kernel of "
             f"{list(kernel_size)}; served are batches"
         )
+    if transposed and not self.shape[0]:
+        raise Decline("no images, which ATen refuses")
     return _Call(self, weight, _sizes(bias), stride, padding, dilation, transposed, output_padding, 1)
 
 
 @operator("_slow_conv2d_forward", accepts=FLOATS)
 def _slow_conv2d_forward(self, weight, kernel_size, bias, stride, padding, outs=()):
-    call = _slow(self, weight, bias, kernel_size, stride, padding)
+    call = _slow(2, self, weight, bias, kernel_size, stride, padding)
     return _slow_forward(call, bias, outs, _Backend.Slow2d)
 
 
 @operator("_slow_conv2d_backward", accepts=FLOATS)
 def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask=None, outs=()):
-    call = _slow(self, weight, None, kernel_size, stride, padding)
+    call = _slow(2, self, weight, None, kernel_size, stride, padding)
+    channels_last = call.channels_last(_Backend.Slow2d)
+    if channels_last and not weight.is_contiguous(memory_format=torch.channels_last):
+        raise Decline("a channels-last input and a weight in another order, which ATen refuses")
     if output_mask is None:
-        shapes = tuple(self.shape), tuple(weight.shape)
-        _check_layout(outs, shapes, call.channels_last(_Backend.Slow2d))
-    return _backward(call, grad_output, output_mask or (True,) * 3, outs, _Backend.Slow2d)
+        _check_layout(outs, (tuple(self.shape), tuple(weight.shape)), channels_last)
+    output_mask, precision = output_mask or (True,) * 3, precision_of(self.dtype)
+    return _backward(call, grad_output, output_mask, outs, precision, _Backend.Slow2d)
 
 
 @operator("slow_conv3d_forward", accepts=FLOATS)
 def slow_conv3d_forward(self, weight, kernel_size, bias, stride, padding, outs=()):
-    call = _slow(self, weight, bias, kernel_size, stride, padding)
+    call = _slow(3, self, weight, bias, kernel_size, stride, padding)
     return _slow_forward(call, bias, outs, _Backend.Slow3d)
 
 
-@operator("slow_conv_dilated2d", "slow_conv_dilated3d", accepts=FLOATS)
-def slow_conv_dilated(self, weight, kernel_size, bias=None, stride=(1,), padding=(0,), dilation=(1,), outs=()):
-    call = _slow(self, weight, bias, kernel_size, stride, padding, dilation)
-    backend = _Backend.SlowDilated2d if call.dims == 2 else _Backend.SlowDilated3d
-    return _forward(call, bias, outs, _precision(self.dtype), backend)
+@operator("slow_conv_dilated2d", accepts=FLOATS)
+def slow_conv_dilated2d(self, weight, kernel_size, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), outs=()):
+    call = _slow(2, self, weight, bias, kernel_size, stride, padding, dilation)
+    return _forward(call, bias, outs, precision_of(self.dtype), _Backend.SlowDilated2d)
 
 
-@operator("slow_conv_transpose2d", "slow_conv_transpose3d", accepts=FLOATS)
-def slow_conv_transpose(
-    self, weight, kernel_size, bias=None, stride=(1,), padding=(0,), output_padding=(0,), dilation=(1,), outs=()
+@operator("slow_conv_dilated3d", accepts=FLOATS)
+def slow_conv_dilated3d(
+    self, weight, kernel_size, bias=None, stride=(1, 1, 1), padding=(0, 0, 0), dilation=(1, 1, 1), outs=()
 ):
-    call = _slow(self, weight, bias, kernel_size, stride, padding, dilation, True, output_padding)
-    backend = _Backend.SlowTranspose2d if call.dims == 2 else _Backend.SlowTranspose3d
-    return _slow_forward(call, bias, outs, backend)
+    call = _slow(3, self, weight, bias, kernel_size, stride, padding, dilation)
+    return _forward(call, bias, outs, precision_of(self.dtype), _Backend.SlowDilated3d)
+
+
+@operator("slow_conv_transpose2d", accepts=FLOATS)
+def slow_conv_transpose2d(
+    self,
+    weight,
+    kernel_size,
+    bias=None,
+    stride=(1, 1),
+    padding=(0, 0),
+    output_padding=(0, 0),
+    dilation=(1, 1),
+    outs=(),
+):
+    call = _slow(2, self, weight, bias, kernel_size, stride, padding, dilation, True, output_padding)
+    return _slow_forward(call, bias, outs, _Backend.SlowTranspose2d)
+
+
+@operator("slow_conv_transpose3d", accepts=FLOATS)
+def slow_conv_transpose3d(
+    self,
+    weight,
+    kernel_size,
+    bias=None,
+    stride=(1, 1, 1),
+    padding=(0, 0, 0),
+    output_padding=(0, 0, 0),
+    dilation=(1, 1, 1),
+    outs=(),
+):
+    call = _slow(3, self, weight, bias, kernel_size, stride, padding, dilation, True, output_padding)
+    return _slow_forward(call, bias, outs, _Backend.SlowTranspose3d)
 
 
 # cuDNN's

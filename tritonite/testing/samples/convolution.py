@@ -150,3 +150,28 @@ def _terms(sums: facts.Sums) -> float:
     """Return the terms of sums of products of elements up to 3, over taps and channels or over positions."""
     sizes = [x.numel() / max(1, min(x.shape[:2])) for x in sums.tensors if x.dim() > 2]
     return 16 * max(1.0, *sizes)
+
+
+@facts.drawn("_slow_conv2d_backward")
+def _of_two_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Replace lists of other than two numbers, which ATen's gradient reads as if they had two."""
+    pairs = {"kernel_size": [3, 3], "stride": [1, 1], "padding": [1, 1]}
+    return arguments | {name: pair for name, pair in pairs.items() if len(arguments[name]) != 2}
+
+
+@facts.drawn("convolution_backward")
+def _with_sizes(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Name the bias's size without images: for a wanted gradient by a bias without a size ATen ends the process."""
+    grad = arguments["grad_output"]
+    if not isinstance(grad, torch.Tensor) or grad.numel() or grad.dim() < 2 or arguments.get("bias_sizes") is not None:
+        return arguments
+    return arguments | {"bias_sizes": [grad.shape[1]]}
+
+
+@facts.drawn("conv_tbc")
+def _with_finite_weight(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Make the weight finite: an implicit product multiplies padding by it, and ATen leaves padding out."""
+    weight = arguments["weight"]
+    if not isinstance(weight, torch.Tensor) or bool(weight.isfinite().all()):
+        return arguments
+    return arguments | {"weight": weight.nan_to_num(1, 1, 1)}
