@@ -6,9 +6,9 @@ formulas with coordinates and gathered operands, so one kernel serves every layo
 
 - `geometry.py`: `Windows`, the sizes, strides and padding of a call, strided or adaptive, with ATen's checks
 - `bounds.py`: the first and last position of a window, and the first and last window over a position
-- `taps.py`: a loop's counter as coordinates, reads at these, and row-major indices
+- `taps.py`: a loop's counter as coordinates, and row-major indices
 
 An average over an adaptive window, step by step: `adaptive` computes the longest window of each dimension.
-A formula of `ops/pooling` gets the coordinates of an output, asks `adaptive_window` for the bounds of the window, and
-adds up as many elements as the longest window has. Elements outside the own window are masked.
+A formula of `ops/pooling` gets the coordinates of an output, asks `positions_of` for the range of the window, and adds
+up as many elements as the longest window has. Elements outside the own window are masked.
 """

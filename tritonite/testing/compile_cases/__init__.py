@@ -30,5 +30,6 @@ for _engine in (
     "searching",
     "serving",
     "sorting",
+    "windows",
 ):
     importlib.import_module(f"tritonite.testing.compile_cases.{_engine}")
