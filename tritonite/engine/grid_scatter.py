@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.iteration import offset_type
+from tritonite.engine.iteration import INT32_LIMIT, offset_type
 from tritonite.engine.movement import fill_zero, move
 from tritonite.language import libdevice
 from tritonite.language.grid import (
@@ -54,10 +54,10 @@ class GridMeta:
 @triton.jit
 def _add(total, steps, indices, sizes, value, mask):
     """Add a value to a pixel, if it is in the image."""
-    offset = indices[0] * steps[0]
+    offset = indices[0].to(sizes[0].dtype) * steps[0]
     inside = mask & in_range(indices[0], sizes[0])
     for d in tl.static_range(1, len(sizes)):
-        offset += indices[d] * steps[d]
+        offset += indices[d].to(sizes[0].dtype) * steps[d]
         inside = inside & in_range(indices[d], sizes[d])
     tl.atomic_add(total + offset, value, mask=inside, sem="relaxed")
 
@@ -89,22 +89,24 @@ def _scatter_grid(
     value = tl.load(grad + strided_offset(linear, shape, grad_strides), mask=mask, other=0.0).to(META.compute)
     point = points + strided_offset(linear, shape, point_strides)
     own = total + strided_offset(linear, shape, total_strides)
-    coordinates = ()
+    coordinates, extents = (), ()
     for d in tl.static_range(rank):
+        # A size of 1 arrives as a constant, which has no dtype.
+        extents = extents + (tl.full((), sizes[d], META.index),)  # type: ignore[assignment]
         read = tl.load(point + (rank - 1 - d) * coordinate_stride, mask=mask, other=0.0)
         coordinates = coordinates + (read.to(META.compute),)  # type: ignore[assignment]
     if MODE == BICUBIC:
-        y = unnormalised(coordinates[0], sizes[0], CORNERS)  # type: ignore[misc]
-        x = unnormalised(coordinates[1], sizes[1], CORNERS)  # type: ignore[misc]
-        rows, weights_y = cubic_neighbours(y, sizes[0], PADDING, CORNERS), cubic_weights(y - tl.floor(y))
-        columns, weights_x = cubic_neighbours(x, sizes[1], PADDING, CORNERS), cubic_weights(x - tl.floor(x))
+        y = unnormalised(coordinates[0], extents[0], CORNERS)  # type: ignore[misc]
+        x = unnormalised(coordinates[1], extents[1], CORNERS)  # type: ignore[misc]
+        rows, weights_y = cubic_neighbours(y, extents[0], PADDING, CORNERS), cubic_weights(y - tl.floor(y))  # type: ignore[misc]
+        columns, weights_x = cubic_neighbours(x, extents[1], PADDING, CORNERS), cubic_weights(x - tl.floor(x))  # type: ignore[misc]
         for j in tl.static_range(4):
             for i in tl.static_range(4):
-                _add(own, steps, (rows[j], columns[i]), sizes, weights_y[j] * weights_x[i] * value, mask)
+                _add(own, steps, (rows[j], columns[i]), extents, weights_y[j] * weights_x[i] * value, mask)
     else:
         indices, weights = (), ()
         for d in tl.static_range(rank):
-            position = source_position(coordinates[d], sizes[d], PADDING, CORNERS)
+            position = source_position(coordinates[d], extents[d], PADDING, CORNERS)
             if MODE == NEAREST:
                 indices = indices + ((libdevice.rint(position).to(tl.int32),),)  # type: ignore[assignment]
             else:
@@ -119,7 +121,7 @@ def _scatter_grid(
                 pixel = pixel + (indices[d][(k >> (rank - 1 - d)) % taps],)  # type: ignore[assignment,misc]
                 if MODE == BILINEAR:
                     update = update * weights[d][(k >> (rank - 1 - d)) % taps]
-            _add(own, steps, pixel, sizes, update, mask)
+            _add(own, steps, pixel, extents, update, mask)
 
 
 def scatter_grid(
@@ -134,7 +136,8 @@ def scatter_grid(
     fill_zero(total)
     n = grad.numel()
     if n:
-        meta = GridMeta(mode, padding, corners, TRITON_DTYPES[compute], offset_type(total, grad, grid), _BLOCK)
+        index = tl.int64 if n >= INT32_LIMIT else offset_type(total, grad, grid)
+        meta = GridMeta(mode, padding, corners, TRITON_DTYPES[compute], index, _BLOCK)
         shape = tuple(grad.shape[:0:-1])
         along = grid.stride()[1:-1]
         _scatter_grid[(-(-n // meta.block),)](

@@ -50,12 +50,17 @@ def _coordinates(first, second, third, rank: tl.constexpr):
 
 
 @triton.jit
-def _pixel(source, lead, indices, sizes):
-    """Load a pixel in float32 or float64, 0 outside the image. `lead` are indices of dimensions before the image's."""
+def _inside(indices, sizes):
     inside = in_range(indices[0], sizes[0])
     for d in tl.static_range(1, len(sizes)):
         inside = inside & in_range(indices[d], sizes[d])
-    value = read_at(source, lead + indices, inside, 0.0)
+    return inside
+
+
+@triton.jit
+def _pixel(source, lead, indices, sizes):
+    """Load a pixel in float32 or float64, 0 outside the image. `lead` are indices of dimensions before the image's."""
+    value = read_at(source, lead + indices, _inside(indices, sizes), 0.0)
     return value.to(tl.float64 if value.dtype == tl.float64 else tl.float32)
 
 
@@ -141,12 +146,14 @@ def _grid_gradient(grad, source, first, second, third, channels, sizes, mode, pa
             gradient = read_at(grad, (c,), everywhere, 0.0).to(first.dtype)
             for k in tl.static_range(2**rank):
                 value = _pixel(source, (c,), _corner(indices, k), sizes)
-                change = value * _corner_weight(weights, k, 0) * gradient
+                # A corner outside the image adds nothing, even if the gradient is infinite.
+                here = tl.where(_inside(_corner(indices, k), sizes), gradient, 0.0)
+                change = value * _corner_weight(weights, k, 0) * here
                 sum0 += change if (k >> (rank - 1)) & 1 else -change
-                change = value * _corner_weight(weights, k, 1) * gradient
+                change = value * _corner_weight(weights, k, 1) * here
                 sum1 += change if (k >> (rank - 2)) & 1 else -change
                 if rank == 3:
-                    change = value * _corner_weight(weights, k, 2) * gradient
+                    change = value * _corner_weight(weights, k, 2) * here
                     sum2 += change if k & 1 else -change
     # Bicubic sampling pads the pixels, not the position.
     own_padding: tl.constexpr = ZEROS if mode == BICUBIC else padding

@@ -8,6 +8,9 @@ import torch
 
 from tritonite.testing.samples import facts
 
+# Interpolations and paddings of dtypes other than float32, which has (0, 0): bilinear, with zeros around the image.
+_MODES = {torch.float16: (2, 1), torch.bfloat16: (0, 2), torch.float64: (1, 1)}
+
 
 def _sampling(rank: int) -> Any:
     sizes, points = (4, 5, 3)[:rank], (3, 2, 4)[:rank]
@@ -18,6 +21,7 @@ def _sampling(rank: int) -> Any:
         if not x.numel() or not x.is_floating_point():
             return None
         flat = x.reshape(-1)
+        mode, padding = _MODES.get(x.dtype, (0, 0))
 
         def filled(*shape: int) -> torch.Tensor:
             count = torch.Size(shape).numel()
@@ -33,8 +37,8 @@ def _sampling(rank: int) -> Any:
             "self": image,
             "grid": grid if x.is_contiguous() else grid.contiguous(),
             "grad_output": filled(2, 3, *points),
-            "interpolation_mode": 0,
-            "padding_mode": 0,
+            "interpolation_mode": mode if rank == 2 else mode % 2,
+            "padding_mode": padding,
             "output_mask": [True, True],
         }
 
