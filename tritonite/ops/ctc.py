@@ -6,13 +6,14 @@ from tritonite.dtypes import FULL_FLOATS
 from tritonite.engine.ctc import launch
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
-from tritonite.registry import operator
+from tritonite.registry import exclude, operator
+
+for _overload in ("_ctc_loss.Tensor", "_ctc_loss.Tensor_out", "_ctc_loss_backward.Tensor"):
+    exclude(_overload, "the host reads the lengths, and calls the overload for lists")
 
 
 def _check(log_probs, targets, input_lengths, target_lengths, blank):
-    """Decline operands for which ATen raises, and lengths in tensors."""
-    if isinstance(input_lengths, torch.Tensor) or isinstance(target_lengths, torch.Tensor):
-        raise Decline("lengths in tensors, which ATen reads on the host before it calls the overload for lists")
+    """Return the largest number of labels. Decline operands for which ATen raises."""
     if log_probs.dim() != 3 or log_probs.dtype not in FULL_FLOATS or not log_probs.numel():
         raise Decline(
             f"log_probs of {log_probs.dtype} and shape {tuple(log_probs.shape)}; 3 dimensions of float32 or "
@@ -72,7 +73,7 @@ def ctc_loss_backward(
         raise Decline(
             f"gradient of {grad.dtype} and shape {tuple(grad.shape)} for {sequences} losses of {log_probs.dtype}"
         )
-    if tuple(log_alpha.shape) != (sequences, steps, 2 * longest + 1) or log_alpha.stride(2) != 1:
+    if tuple(log_alpha.shape) != (sequences, steps, 2 * longest + 1) or not log_alpha.is_contiguous():
         raise Decline(f"log_alpha of shape {tuple(log_alpha.shape)}, not the contiguous one of these sequences")
     if not neg_log_likelihood.is_contiguous():
         raise Decline("losses that are not contiguous")

@@ -27,8 +27,8 @@ _SUM = Reduction((0,), same, add_states, added_to_zero)
 @triton.jit
 def _inverse(self, scale):
     """Return 1 / scale, rounded to float32, in the dtype of self."""
-    one = tl.full(self.shape, 1.0, tl.float32)
-    return true_divide(one, tl.broadcast_to(scale.to(tl.float32), self.shape)).to(self.dtype)
+    scale = scale.to(tl.float32)
+    return true_divide(tl.full(scale.shape, 1.0, tl.float32), scale).to(self.dtype)
 
 
 @triton.jit
@@ -193,6 +193,13 @@ def _element(tensor, dtypes, name):
     return tensor.view(())
 
 
+def _first(tensor, dtypes, name):
+    """Return a tensor of one element with dimensions, whose first element ATen selects, without them."""
+    if not tensor.dim():
+        raise Decline(f"{name} without dimensions, of which ATen selects the first element")
+    return _element(tensor, dtypes, name)
+
+
 def _channels(self, vector, axis, dtypes, name):
     """Return a vector with an element for each channel, as a view that broadcasts along the other dimensions."""
     if not 0 <= axis < self.dim() or tuple(vector.shape) != (self.shape[axis],) or vector.dtype not in dtypes:
@@ -227,6 +234,9 @@ def per_channel(self, scale, zero_point, axis, quant_min, quant_max, outs=()):
     _check_range(quant_min, quant_max)
     scale = _channels(self, scale, axis, (torch.float32, torch.bfloat16), "scale")
     zero_point = _channels(self, zero_point, axis, (torch.int32, torch.float32, torch.float16), "zero_point")
+    if zero_point.dtype is torch.int32 and not quant_min <= 1 <= quant_max:
+        # Lanes past the end of a tensor hold 1, for which the assertion of the kernel would fail.
+        raise Decline(f"integral zero points in [{quant_min}, {quant_max}]; ranges with 1 are served")
     outs = _results(self, (scale, zero_point), (self.dtype, torch.bool), outs)
     return _per_channel.run((self, scale, zero_point, quant_min, quant_max), outs)
 
@@ -234,7 +244,7 @@ def per_channel(self, scale, zero_point, axis, quant_min, quant_max, outs=()):
 @operator("_fake_quantize_learnable_per_tensor_affine", kernels=(_learnable_per_tensor,))
 def learnable_per_tensor(self, scale, zero_point, quant_min, quant_max, grad_factor=1.0, outs=()):
     _check_range(quant_min, quant_max)
-    scale, zero_point = _element(scale, FLOATS, "scale"), _element(zero_point, FLOATS, "zero_point")
+    scale, zero_point = _first(scale, FLOATS, "scale"), _first(zero_point, FLOATS, "zero_point")
     outs = _results(self, (scale, zero_point), (self.dtype,), outs)
     return _learnable_per_tensor.run((self, scale, zero_point, quant_min, quant_max), outs)
 
@@ -267,8 +277,8 @@ def _learned(kernel, grad, self, scale, zero_point, quant_min, quant_max, grad_f
 
 @operator("_fake_quantize_learnable_per_tensor_affine_backward", kernels=(_tensor_gradients,))
 def learnable_per_tensor_backward(grad, self, scale, zero_point, quant_min, quant_max, grad_factor=1.0, outs=()):
-    scale = _element(scale, (torch.float32,), "scale")
-    zero_point = _element(zero_point, (torch.float32,), "zero_point")
+    scale = _first(scale, (torch.float32,), "scale")
+    zero_point = _first(zero_point, (torch.float32,), "zero_point")
     numbers = quant_min, quant_max, grad_factor
     return _learned(_tensor_gradients, grad, self, scale, zero_point, *numbers, tuple(range(self.dim())), (1,))
 

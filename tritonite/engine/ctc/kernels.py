@@ -132,7 +132,6 @@ def gather_gradient(
     grad_output,
     grad_stride,
     log_alpha,
-    alpha_strides,
     log_beta,
     losses,
     log_probs,
@@ -149,7 +148,6 @@ def gather_gradient(
     INDEX: tl.constexpr,
     CLASSES: tl.constexpr,
     LABELS: tl.constexpr,
-    OTHERS: tl.constexpr,
 ):
     """Write the gradient of a step of a sequence: each class's probability less its posterior, times `grad_output`.
 
@@ -164,7 +162,7 @@ def gather_gradient(
     probs = log_probs + sequence * strides.sequence + step * strides.step
     label_stride = tl.full((), strides.label, INDEX)
     out = gradient + (step * n_sequences + sequence) * n_classes
-    alpha = log_alpha + sequence * alpha_strides[0] + step * alpha_strides[1]
+    alpha = log_alpha + (sequence * n_steps + step) * width
     beta = log_beta + (sequence * n_steps + step) * width
     lane = tl.arange(0, CLASSES)
     counts = step < steps
@@ -179,10 +177,10 @@ def gather_gradient(
     # The gradients of all threads come before those of the labels.
     tl.debug_barrier()
     labels = tl.where(counts, labels, 0)
-    other = tl.arange(0, OTHERS)
+    other = tl.arange(0, LABELS)
     blank_prob = tl.load(probs + blank * label_stride)
-    blanks = tl.zeros((OTHERS,), log_probs.dtype.element_ty)
-    for first in range(0, labels + 1, OTHERS):
+    blanks = tl.zeros((LABELS,), log_probs.dtype.element_ty)
+    for first in range(0, labels + 1, LABELS):
         exists = (first + other <= labels) & counts
         blanks += _posterior(alpha, beta, 2 * (first + other), blank_prob, loss, exists)
         exists = exists & (first + other < labels)
@@ -197,7 +195,7 @@ def gather_gradient(
         exists = exists & (label != blank)
         log_prob = tl.load(probs + label * label_stride, mask=exists, other=0)
         total = tl.zeros((LABELS,), log_prob.dtype)
-        for begin_other in range(0, labels, OTHERS):
+        for begin_other in range(0, labels, LABELS):
             position = begin_other + other
             mask = position < labels
             same = tl.load(targets + begin + position * target_stride, mask=mask, other=-2).to(INDEX)

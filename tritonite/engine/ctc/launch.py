@@ -83,15 +83,13 @@ def backward(
     table = _table(input_lengths, target_lengths, targets, log_probs.device)
     log_beta = empty(tuple(log_alpha.shape), log_probs.dtype, log_probs.device)
     _recursion(log_beta, None, log_probs, targets, table, blank)
-    longest = max(target_lengths)
     gather_gradient[(n_steps * n_sequences,)](
-        *(gradient, grad_output, grad_output.stride(0), log_alpha, log_alpha.stride(), log_beta, losses),
+        *(gradient, grad_output, grad_output.stride(0), log_alpha, log_beta, losses),
         *(log_probs, targets, table, Strides(*log_probs.stride()), targets.stride(-1)),
         *(n_sequences, n_steps, n_classes, log_alpha.shape[2], blank),
         ZERO_INFINITY=zero_infinity,
         INDEX=offset_type(gradient, log_alpha, log_beta, log_probs, targets),
         CLASSES=min(1024, power_of_2(n_classes)),
-        LABELS=min(64, power_of_2(longest)),
-        OTHERS=min(32, power_of_2(longest + 1)),
+        LABELS=min(32, power_of_2(1 + max(target_lengths))),
         num_warps=2,
     )

@@ -14,12 +14,6 @@ _PACKETS = ("_ctc_loss", "_ctc_loss_backward")
 # A CPU leaves the states of impossible positions unwritten.
 facts.UNWRITTEN["_ctc_loss"] = (1,)
 facts.ZERO_SIGN_OF_ROUNDOFF.update(_PACKETS)
-facts.may_decline(
-    ("_ctc_loss.Tensor*", "_ctc_loss_backward.Tensor"),
-    ("*",),
-    "lengths in tensors*",
-    "ATen reads lengths on the host, and then calls the overload for lists, which is served",
-)
 
 
 @facts.arguments(*_PACKETS)
@@ -46,8 +40,6 @@ def _sequences(op: Op, label: str, tensors: facts.Tensors) -> dict[str, Any]:
     if "backward" in op.overload:
         losses, log_alpha = torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths)
         given |= {"neg_log_likelihood": losses, "log_alpha": log_alpha, "grad": losses / 8}
-    if ".Tensor" in op.overload:
-        lengths = {name: torch.tensor(each) for name, each in lengths.items()}
     return given | lengths
 
 
