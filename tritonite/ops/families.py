@@ -34,6 +34,7 @@ FAMILIES = (
     "probability",
     "random",
     "rearrangement",
+    "recurrent",
     "reduction",
     "rounding",
     "sampling",
