@@ -69,7 +69,7 @@ def test_cell(name, count, cell, dtype, has_bias, layout):
     biases = found[len(pairs) :]
     assert all((each is None) != has_bias for each in biases)
     # Saved gates are rounded to the dtype, as ATen's are.
-    for own, reference in (*pairs, *zip(biases, wanted[3:])) if has_bias else pairs:
+    for own, reference in [*pairs, *(zip(biases, wanted[3 : 3 + len(biases)], strict=True) if has_bias else ())]:
         close(own, reference, 16)
 
 

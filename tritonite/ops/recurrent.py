@@ -9,10 +9,12 @@ import triton
 
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.outputs import outputs
+from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.language import libdevice
+from tritonite.language.indices import read_at
 from tritonite.language.math import sigmoid
 from tritonite.ops.reduction.sums import added_to_zero, same
 from tritonite.registry import operator, scalar_kernel
@@ -21,25 +23,29 @@ _total = Reduction((0.0,), same, add_states, added_to_zero)
 
 
 @triton.jit
-def _sum_of_gate(input, hidden, input_bias, hidden_bias):
-    total = input + hidden
-    if input_bias is not None:
-        total += input_bias
-    if hidden_bias is not None:
-        total += hidden_bias
+def _gate(gates, bias, at, cx):
+    """Return a gate of one side before its activation, in the dtype of the state."""
+    total = read_at(gates, (at,), at >= 0, 0.0).to(cx.dtype)
+    if bias is not None:
+        total += read_at(bias, (at,), at >= 0, 0.0).to(cx.dtype)
     return total
 
 
-@scalar_kernel(accepts=FLOATS, output_dtypes=(None,) * 6)
-def _lstm(
-    input_i, input_f, input_c, input_o, hidden_i, hidden_f, hidden_c, hidden_o, cx,
-    bias_i, bias_f, bias_c, bias_o, other_i, other_f, other_c, other_o,
-):  # fmt: skip
+@triton.jit
+def _gate_of_both(input, hidden, input_bias, hidden_bias, at, cx):
+    return _gate(input, input_bias, at, cx) + _gate(hidden, hidden_bias, at, cx)
+
+
+_SIDES = ("input", "hidden", "input_bias", "hidden_bias")
+
+
+@scalar_kernel(accepts=FLOATS, pointer=_SIDES, index=("at",), output_dtypes=(None,) * 6)
+def _lstm(cx, input, hidden, input_bias, hidden_bias, at):
     """c' = f c + i tanh(...); h' = o tanh(c'). Returns h', c' and the gates."""
-    i = sigmoid(_sum_of_gate(input_i, hidden_i, bias_i, other_i))
-    f = sigmoid(_sum_of_gate(input_f, hidden_f, bias_f, other_f))
-    c = libdevice.tanh(_sum_of_gate(input_c, hidden_c, bias_c, other_c))
-    o = sigmoid(_sum_of_gate(input_o, hidden_o, bias_o, other_o))
+    i = sigmoid(_gate_of_both(input, hidden, input_bias, hidden_bias, at, cx))
+    f = sigmoid(_gate_of_both(input, hidden, input_bias, hidden_bias, at + 1, cx))
+    c = libdevice.tanh(_gate_of_both(input, hidden, input_bias, hidden_bias, at + 2, cx))
+    o = sigmoid(_gate_of_both(input, hidden, input_bias, hidden_bias, at + 3, cx))
     cy = f * cx + i * c
     return o * libdevice.tanh(cy), cy, i, f, c, o
 
@@ -59,20 +65,14 @@ def _lstm_gradients(grad_hy, grad_cy, cx, cy, i, f, c, o):
     return by_c * f, by_i, by_f, by_new, by_o * (1.0 - o) * o
 
 
-@scalar_kernel(accepts=FLOATS, output_dtypes=(None,) * 6)
-def _gru(
-    input_r, input_z, input_n, hidden_r, hidden_z, hidden_n, hx,
-    bias_r, bias_z, bias_n, other_r, other_z, other_n,
-):  # fmt: skip
+@scalar_kernel(accepts=FLOATS, pointer=_SIDES, index=("at",), output_dtypes=(None,) * 6)
+def _gru(hx, input, hidden, input_bias, hidden_bias, at):
     """n = tanh(... + r h_n); h' = n + z (h - n). Returns h' and the five parts of the workspace."""
-    r = sigmoid(_sum_of_gate(input_r, hidden_r, bias_r, other_r))
-    z = sigmoid(_sum_of_gate(input_z, hidden_z, bias_z, other_z))
-    own, hidden = input_n, hidden_n
-    if bias_n is not None:
-        own += bias_n
-        hidden += other_n
-    n = libdevice.tanh(own + r * hidden)
-    return n + z * (hx - n), r, z, n, hx, hidden
+    r = sigmoid(_gate_of_both(input, hidden, input_bias, hidden_bias, at, hx))
+    z = sigmoid(_gate_of_both(input, hidden, input_bias, hidden_bias, at + 1, hx))
+    rest = _gate(hidden, hidden_bias, at + 2, hx)
+    n = libdevice.tanh(_gate(input, input_bias, at + 2, hx) + r * rest)
+    return n + z * (hx - n), r, z, n, hx, rest
 
 
 @scalar_kernel(accepts=FLOATS, output_dtypes=(None,) * 7)
@@ -85,11 +85,17 @@ def _gru_gradients(grad_hy, r, z, n, hx, hidden):
 
 
 def _parts(matrix, count):
-    """Return views of the equal parts of a matrix along its columns, or of a vector; of None, that many None."""
-    if matrix is None:
-        return [None] * count
-    size = matrix.shape[-1] // count
-    return [matrix.narrow(-1, i * size, size) for i in range(count)]
+    """Return views of the equal parts of a matrix along its columns."""
+    size = matrix.shape[1] // count
+    return [matrix.narrow(1, i * size, size) for i in range(count)]
+
+
+def _side(operand, count):
+    """Return gates or their biases as an operand of (batch or 1, gates, hidden size), which a formula reads by gate."""
+    if operand is None:
+        return None
+    matrix = operand if operand.dim() == 2 else operand.unsqueeze(0)
+    return Gathered(matrix.view(matrix.shape[0], count, matrix.shape[1] // count), (1,))
 
 
 def _check_dtypes(first, *others):
@@ -121,8 +127,8 @@ def _thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden
     operands = _given(input_gates, hidden_gates, cx, input_bias, hidden_bias)
     shapes = [cx.shape, cx.shape, input_gates.shape]
     hy, cy, workspace = outs = outputs(operands, shapes, [cx.dtype] * 3, outs)
-    gates = (*_parts(input_gates, 4), *_parts(hidden_gates, 4))
-    _lstm.run((*gates, cx, *_parts(input_bias, 4), *_parts(hidden_bias, 4)), (hy, cy, *_parts(workspace, 4)))
+    sides = [_side(each, 4) for each in (input_gates, hidden_gates, input_bias, hidden_bias)]
+    _lstm.run((cx.unsqueeze(1), *sides, 1), [each.unsqueeze(1) for each in (hy, cy, *_parts(workspace, 4))])
     return outs
 
 
@@ -167,8 +173,8 @@ def _thnn_fused_gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_
     _check_cell(input_gates, hidden_gates, hx, input_bias, hidden_bias, 3)
     operands = _given(input_gates, hidden_gates, hx, input_bias, hidden_bias)
     hy, workspace = outs = outputs(operands, [hx.shape, (hx.shape[0], 5 * hx.shape[1])], [hx.dtype] * 2, outs)
-    gates = (*_parts(input_gates, 3), *_parts(hidden_gates, 3))
-    _gru.run((*gates, hx, *_parts(input_bias, 3), *_parts(hidden_bias, 3)), (hy, *_parts(workspace, 5)))
+    sides = [_side(each, 3) for each in (input_gates, hidden_gates, input_bias, hidden_bias)]
+    _gru.run((hx.unsqueeze(1), *sides, 1), [each.unsqueeze(1) for each in (hy, *_parts(workspace, 5))])
     return outs
 
 

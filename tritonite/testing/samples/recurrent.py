@@ -74,7 +74,12 @@ def lstm_cell_backward(
     i, f, c, o = workspace.chunk(4, 1)
     own = torch.zeros_like(cx) if grad_hy is None else grad_hy
     by_c = own * o * (1 - cy.tanh().square()) + (0 if grad_cy is None else grad_cy)
-    gates = (by_c * c * i * (1 - i), by_c * cx * f * (1 - f), by_c * i * (1 - c.square()), own * cy.tanh() * o * (1 - o))
+    gates = (
+        by_c * c * i * (1 - i),
+        by_c * cx * f * (1 - f),
+        by_c * i * (1 - c.square()),
+        own * cy.tanh() * o * (1 - o),
+    )
     grad = torch.cat(gates, 1)
     return grad, by_c * f, grad.sum(0) if has_bias else None
 
