@@ -41,6 +41,7 @@ FAMILIES = (
     "probability",
     "random",
     "rearrangement",
+    "recurrent",
     "reduction",
     "resampling",
     "rounding",

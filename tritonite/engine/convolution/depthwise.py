@@ -155,9 +155,12 @@ def _meta(
         size == other == window.taps == 1 and not window.padding
         for size, other, window in zip(sizes, read.shape[2:], windows, strict=True)
     ]
-    run = 1
-    if along_channels and not group and taps <= table.unrolled and not (transposed and width.stride > 1):
-        run = min(table.run, power_of_2(sizes[2]))
+    run = min(table.run, power_of_2(sizes[2]))
+    columns = (run - 1) * width.stride + (width.taps - 1) * width.dilation + 1
+    # Columns of a run share what is read only if their taps meet.
+    shares = columns <= run * width.taps and not (transposed and width.stride > 1)
+    if not along_channels or group or taps > table.unrolled or not shares:
+        run = 1
     tile = table.along_channels if along_channels else table.summed if group else table.along_positions
     own_channels, positions = _tile(tile, channels, sizes[0] * sizes[1] * -(-sizes[2] // run))
     return DepthwiseMeta(

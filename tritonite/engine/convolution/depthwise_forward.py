@@ -33,7 +33,7 @@ def _add_tap(total, index, rows, weight, channel, strides, at, valid, inside, si
 def _add_distant(total, DISTANCE: tl.constexpr, values, mask, filters, META: tl.constexpr):
     """Add the products with the tap at a distance from the first one, if the filter has such a tap."""
     WIDTH: tl.constexpr = META.width
-    if (DISTANCE >= 0) & (DISTANCE < WIDTH.taps * WIDTH.dilation) & (DISTANCE % WIDTH.dilation == 0):
+    if (DISTANCE >= 0) & (WIDTH.taps * WIDTH.dilation > DISTANCE) & (DISTANCE % WIDTH.dilation == 0):
         total += masked_product(values, filters[DISTANCE // WIDTH.dilation], mask)
     return total
 
@@ -54,13 +54,11 @@ def _add_row(totals, row, rows, weight, channel, strides, at, valid, inside, siz
         own = load_filter(weight, strides[1], channel, tap_at(row * TAPS + k, META), inside, META)
         filters = filters + (own,)
     tap = tap_at(row * TAPS, META)
+    FIRST: tl.constexpr = -REACH if META.transposed else 0
+    LAST: tl.constexpr = RUN if META.transposed else (RUN - 1) * WIDTH.stride + REACH + 1
     if META.transposed:
-        FIRST: tl.constexpr = -REACH
-        LAST: tl.constexpr = RUN
         start = at.width + WIDTH.padding
     else:
-        FIRST: tl.constexpr = 0
-        LAST: tl.constexpr = (RUN - 1) * WIDTH.stride + REACH + 1
         start = at.width * WIDTH.stride - WIDTH.padding
     for j in tl.static_range(FIRST, LAST):
         column = start + j

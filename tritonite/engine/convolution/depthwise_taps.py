@@ -1,4 +1,4 @@
-"""What the depthwise kernels share: compile-time facts, coordinates of taps, loads.
+"""Compile-time facts, coordinates of taps and loads of the depthwise kernels.
 
 With M filters a channel, stride s, padding p and dilation d along each dimension, and k over the taps of a filter:
 
@@ -60,9 +60,10 @@ class Window:
 class DepthwiseMeta:
     """Compile-time facts of the kernels.
 
-    A tile has `channels` and `positions`, each of which is a run of `run` adjacent columns. `rank` is 1 if all but the width has one position and one tap, 2 if the depth
-    has, otherwise 3. `group` is the number of taps that a program unrolls: all of a filter, or 1 in a loop; in the
-    gradient of the weight, the taps that a program computes. `transposed` selects the gradient of the input, whose runs
+    A tile has `channels` and `positions`, each of which is a run of `run` adjacent columns. `rank` is 1 if all but the
+    width has one position and one tap, 2 if the depth has, otherwise 3. `group` is the number of taps that a program
+    unrolls: all of a filter, or 1 in a loop; in the gradient of the weight, the taps that a program computes.
+    `transposed` selects the gradient of the input, whose runs
     are longer than 1 only if the stride along the width is 1.
     """
 
