@@ -24,12 +24,13 @@ _SCALES = (2, 2, 2, 4, 8, 0.5, 1.5)
 
 
 def _images(random: Source, channels: Sequence[int] | None = None, scale: float = 1.0) -> Shape:
-    """Draw the shape of images whose sides may be multiplied by `scale`."""
+    """Draw the shape of images whose sides are to be multiplied by `scale`."""
     sizes = random.sizes
-    C = random.choice(channels or sizes.channels)
+    most, C = sizes.most // 4, random.choice(channels or sizes.channels)
     height, width = _sides(random)
-    elements = math.ceil(C * height * width * max(1.0, scale) ** 2)
-    N = min(max(1, sizes.most // (4 * elements)), log_uniform(random, (1, 2 * sizes.batches[1])))
+    while (elements := math.ceil(C * height * width * max(1.0, scale) ** 2)) > most and min(height, width) >= 8:
+        height, width = height // 2, width // 2
+    N = min(max(1, most // elements), log_uniform(random, (1, 2 * sizes.batches[1])))
     return N, C, height, width
 
 
