@@ -247,7 +247,8 @@ def _convolution(random: Source) -> Call:
         return x(make), weight(make), make(layer.filters) if layer.bias else None, *layer.steps
 
     def backwards(make: Make) -> tuple[Any, ...]:
-        bias = [layer.filters] if layer.bias else None
+        # Autograd passes a size of 0 without a bias.
+        bias = [layer.filters if layer.bias else 0]
         return grad(make), x(make), weight(make), bias, *layer.steps, [not layer.first, True, layer.bias]
 
     flops = layer.flops(batch)

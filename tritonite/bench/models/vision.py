@@ -99,6 +99,8 @@ def _diffusers(workload: Workload, kind: str, sizes: dict[str, Any]) -> Any:
         raise TritoniteError(message="unet and vae come from diffusers: pip install diffusers")
     import diffusers
 
+    # A change of dtype is logged as a warning.
+    diffusers.utils.logging.set_verbosity_error()
     return workload.model(lambda: getattr(diffusers, kind)(**sizes).to(workload.dtype))
 
 
