@@ -54,9 +54,7 @@ def phases(
     if train and name not in STEPS:
         raise TritoniteError(message=f"{name} has no training step; models with one are {', '.join(sorted(STEPS))}")
     if channels_last and name not in OF_IMAGES:
-        raise TritoniteError(
-            message=f"{name} has no images to be channels-last; models of images: {', '.join(OF_IMAGES)}"
-        )
+        raise TritoniteError(message=f"{name} takes no images; channels-last models are {', '.join(OF_IMAGES)}")
     if importlib.util.find_spec("transformers") is None:
         raise TritoniteError(message="models come from transformers: pip install 'tritonite[bench]'")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

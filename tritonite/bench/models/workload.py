@@ -1,4 +1,4 @@
-"""What models run on: a workload makes their inputs and weights, and a phase is one pass."""
+"""Workloads, which make the inputs and weights of models, and phases, the passes of models."""
 
 from __future__ import annotations
 
