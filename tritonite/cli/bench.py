@@ -28,19 +28,25 @@ if TYPE_CHECKING:
     from tritonite.bench.run import Check
 
 
+# Spelled out, because importing the benchmarks would slow every other command.
+_NAMES = "bert, convnext, llama, resnet, t5, unet, vae, vit or whisper"
+_TRAINED = "bert, convnext, llama, resnet, unet or vae"
+
+
 @app.command()
 def report(
-    model: Annotated[list[str], typer.Option(help="model: bert, llama, t5, vit or whisper; repeatable")],
+    model: Annotated[list[str], typer.Option(help=f"model: {_NAMES}; repeatable")],
     dtype: Annotated[str, typer.Option(help="dtype; default bfloat16, in the interpreter float32")] = "",
-    batch: Annotated[int, typer.Option(min=1, help="number of sequences")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="number of sequences or images")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of the prompt; default 512")] = None,
+    channels_last: Annotated[bool, typer.Option(help="make models of images, and their images, channels-last")] = False,
 ) -> None:
     """Count who serves each operator in a model's passes, with reasons of declines and times on a GPU."""
     from tritonite.bench import models
 
     kind, tiny = _model_dtype(dtype), tritonite.backend.interpreted
     for name in _models(model):
-        for phase in models.phases(name, kind, batch, tokens or _prompt(), tiny):
+        for phase in models.phases(name, kind, batch, tokens or _prompt(), tiny, channels_last=channels_last):
             with torch.inference_mode():
                 calls = tritonite.report(phase.forward)
                 phase.restore()
@@ -131,12 +137,11 @@ def bench(
     provider: Annotated[
         list[str] | None, typer.Option(help="further provider: compile, compile+tritonite, or name=module:context")
     ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="time a whole model instead of operators: bert, llama, t5, vit or whisper")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="sequences of a model's batch")] = 1,
+    model: Annotated[list[str] | None, typer.Option(help=f"time a whole model instead of operators: {_NAMES}")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="sequences or images of a model's batch")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a model's prompt; default 512")] = None,
-    train: Annotated[bool, typer.Option(help="time a training step of --model: bert or llama")] = False,
+    train: Annotated[bool, typer.Option(help=f"time a training step of --model: {_TRAINED}")] = False,
+    channels_last: Annotated[bool, typer.Option(help="make models of images, and their images, channels-last")] = False,
     quick: Annotated[
         bool, typer.Option(help="only the operators that models run most, or a few shapes of --op")
     ] = False,
@@ -207,6 +212,7 @@ def bench(
             tokens=length,
             tiny=tiny,
             train=train,
+            channels_last=channels_last,
             rounds=rounds,
         )
         for name in model or ()

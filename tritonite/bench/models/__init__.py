@@ -1,0 +1,16 @@
+"""Whole models: passes checked against ATen's, timed for every provider, and profiled by operator.
+
+- `workload.py`: what models run on, and their passes.
+- `language.py`, `vision.py`: models of text and speech, and of images.
+- `catalog.py`: the models by name.
+- `passes.py`: checks, times and profiles.
+"""
+
+from tritonite.bench.models.catalog import MODELS as MODELS
+from tritonite.bench.models.catalog import OF_IMAGES as OF_IMAGES
+from tritonite.bench.models.catalog import STEPS as STEPS
+from tritonite.bench.models.catalog import phases as phases
+from tritonite.bench.models.passes import MINIMUM_SIMILARITY as MINIMUM_SIMILARITY
+from tritonite.bench.models.passes import measure as measure
+from tritonite.bench.models.workload import Phase as Phase
+from tritonite.bench.models.workload import Workload as Workload
