@@ -16,6 +16,7 @@ from tritonite.engine.convolution import launch, select, table
 from tritonite.engine.convolution.problem import Geometry, Problem
 from tritonite.engine.convolution.table import Tile
 from tritonite.errors import Decline
+from tritonite.runtime.stats import totals
 
 # The operator of this name goes before the module.
 convolution = importlib.import_module("tritonite.ops.convolution")
@@ -271,3 +272,25 @@ def test_tiles_fit(kind, dtype, monkeypatch, change_device):
         tile = select.filter_tile(problem, device)
         assert (count - 1) * steps * tile.block_k < problem.rows <= count * steps * tile.block_k
         assert count == 1 or count * columns * channels * taps * 4 <= table.table().slices_bytes
+
+
+def test_gradients_without_a_bias_are_served():
+    x = torch.randn(2, 3, 9, 9, device=tritonite.device, requires_grad=True)
+    weight = torch.randn(4, 3, 3, 3, device=tritonite.device, requires_grad=True)
+    expected = torch.autograd.grad(torch.nn.functional.conv2d(x, weight).square().sum(), (x, weight))
+    with tritonite.use_gems(include=("convolution", "convolution_backward"), faster_only=False):
+        before = totals().declined
+        found = torch.autograd.grad(torch.nn.functional.conv2d(x, weight).square().sum(), (x, weight))
+        assert totals().declined == before
+    for own, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, reference, rtol=1e-4, atol=1e-4)
+
+
+def test_strides_of_a_sequence_of_one_channel():
+    x = torch.randn(1, 48, 1, device=tritonite.device).permute(0, 2, 1)
+    weight = torch.randn(8, 1, 10, device=tritonite.device)
+    expected = torch.nn.functional.conv1d(x, weight, stride=5)
+    with tritonite.use_gems(include=("convolution",), faster_only=False):
+        found = torch.nn.functional.conv1d(x, weight, stride=5)
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -64,7 +64,9 @@ def short_chunks(monkeypatch):
     """Make chunks of 16 tokens, and blocks of 16 value columns."""
     table = problem.delta_table()
     blocks = {name: each._replace(columns=16) for name, each in table._asdict().items() if hasattr(each, "columns")}
-    monkeypatch.setattr(problem, "TABLE", dict.fromkeys(problem.TABLE, table._replace(chunk=16, chunk_fp32=16, **blocks)))
+    monkeypatch.setattr(
+        problem, "TABLE", dict.fromkeys(problem.TABLE, table._replace(chunk=16, chunk_fp32=16, **blocks))
+    )
 
 
 @every_second(("sizes", "normalize", "dtype"), SIZES, [False, True], DTYPES)
