@@ -31,6 +31,7 @@ from tritonite.engine.sorting.table import SORTING
 from tritonite.runtime import contract, native
 from tritonite.runtime.stats import totals
 from tritonite.install import library, override
+from tritonite.testing.judge import without_tf32
 
 # Whether all cases run, as on a GPU. By default some run, because the interpreter takes seconds for a case.
 FULL = os.environ.get("TRITONITE_TEST_FULL") == "1"
@@ -302,7 +303,8 @@ def clean_state():
     torch.manual_seed(0)
     tritonite.reset_stats()
     before = contract.set_comparing(False), contract.set_strict(True)
-    yield
+    with without_tf32():
+        yield
     contract.set_comparing(before[0])
     contract.set_strict(before[1])
     tritonite.disable()

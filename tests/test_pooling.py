@@ -15,14 +15,20 @@ aten = torch.ops.aten
 DEVICE = tritonite.device
 
 
-def _same(name, *args, served=True):
-    """Check that a kernel serves a call with ATen's results and strides. Returns these."""
+def _same(name, *args, served=True, correct=True):
+    """Check that a kernel serves a call with ATen's results and strides. Returns these.
+
+    If ATen is not `correct`, values are those of row-major operands.
+    """
     function = getattr(aten, name)
     expected = function(*args)
+    if not correct:
+        expected.copy_(function(*[x.contiguous() if isinstance(x, torch.Tensor) else x for x in args]))
     tritonite.reset_stats()
     with tritonite.use_gems(include=[name], faster_only=False):
         actual = function(*args)
-    assert (tritonite.stats()[name].launched > 0) is served
+    counts = tritonite.stats()[name]
+    assert (counts.launched + counts.replayed > 0) is served
     every = zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (actual, expected)), strict=True)
     for own, theirs in every:
         assert own.stride() == theirs.stride()
@@ -55,7 +61,9 @@ def test_averages_and_their_gradients_are_atens(layout, inside, divisor):
     x = _images(2, 3, 13, 17, layout=layout)
     how = [5, 4], [2, 3], [2, 1], True, inside, divisor
     out = _same("avg_pool2d", x, *how)
-    _same("avg_pool2d_backward", torch.randn_like(out), x, *how)
+    # ATen's kernel for channels-last GPU tensors forgets the padding (pytorch issue 188344).
+    padded = layout == "channels-last" and DEVICE == "cuda"
+    _same("avg_pool2d_backward", torch.randn_like(out), x, *how, correct=not padded)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -22,7 +22,7 @@ def _out_shape(
 ) -> tuple[int, ...]:
     """Return the shape of the result. Decline operands for which ATen raises."""
     rank = len(kernel_size)
-    if any(len(each) != rank for each in (stride, padding, dilation)):
+    if not rank or any(len(each) != rank for each in (stride, padding, dilation)):
         raise Decline(f"a window of {len(stride)}, {len(padding)} and {len(dilation)} numbers; {rank} are served")
     if min(*stride, *dilation) < 1 or min(padding) < 0:
         raise Decline(f"stride {stride}, padding {padding}, dilation {dilation}; a positive window is served")

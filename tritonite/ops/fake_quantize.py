@@ -97,6 +97,8 @@ def _of_channel(self, scale, zero_point, quant_min, quant_max, WHOLE: tl.constex
     else:
         value = _as_int64(libdevice.rint(self * inverse + zero_point))
     clamped, inside = _clamp(value, quant_min, quant_max)
+    if not ON_CPU:
+        return _dequantized(self, clamped, scale, zero_point), inside
     wide = (clamped.to(tl.float64) - zero_point.to(tl.float64)) * scale.to(tl.float64)
     return wide.to(self.dtype), inside
 

@@ -212,6 +212,8 @@ def _backward(rank, grad_output, input, grid, mode, padding, corners, output_mas
     refuse_if_deterministic()
     if grad_output.dtype is not input.dtype or grad_output.shape != (*input.shape[:2], *grid.shape[1:-1]):
         raise Decline(f"a gradient of {grad_output.dtype} and shape {list(grad_output.shape)} for {list(grid.shape)}")
+    if len(output_mask) != 2:
+        raise Decline(f"a mask of {len(output_mask)} flags; 2 are served")
     if outs and not output_mask[0]:
         raise Decline("an output for a gradient that is masked off")
     tensors = (grad_output, input, grid)

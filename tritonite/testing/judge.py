@@ -229,6 +229,17 @@ def _describe(bad: torch.Tensor, actual: torch.Tensor, aten: torch.Tensor, exact
 
 
 @contextmanager
+def without_tf32() -> Iterator[None]:
+    """Have ATen and Tritonite convolve float32 exactly: cuDNN takes TF32 by default, and not for every call."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
 def poisoned() -> Iterator[None]:
     """Fill every output that an engine allocates with nan (all bits set), so that unwritten elements show.
 

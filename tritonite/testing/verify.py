@@ -21,7 +21,7 @@ from tritonite.registry import Op, overloads
 from tritonite.registry.names import overload_named
 from tritonite.runtime.stats import Counts, counts, totals
 from tritonite.testing import opinfo
-from tritonite.testing.judge import comparable, judge, may_cancel, poisoned, terms, to_reference
+from tritonite.testing.judge import comparable, judge, may_cancel, poisoned, terms, to_reference, without_tf32
 from tritonite.testing.samples import (
     CHOSEN,
     DEVICE_DEFINED,
@@ -84,6 +84,7 @@ def verify(
                     yield check_opinfo(name, info, dtype, limit=None if full else 8)
 
 
+@without_tf32()
 def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None = None) -> Report:
     """Run an overload on the samples made from its schema.
 
@@ -235,6 +236,7 @@ def _shapes(results: Any) -> list[torch.Size]:
     return [result.shape for result in pytree.tree_leaves(results)]
 
 
+@without_tf32()
 def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None) -> Report:
     """Run a function on OpInfo's samples: functional, in place, with out=, and its gradient.
 

@@ -137,10 +137,11 @@ def interpolated_backward(
             weight, are_taps = weight * own, are_taps & is_tap
             position = position + (index,)
         for k in range(counts[last]):
-            index = first[last] + k
-            own, is_tap = _tap_weight(scales[last].to(DTYPE), index, sizes[last], at[last], taps, corners)
-            value = read_at(grad, position + (index,), are_taps & is_tap, 0.0).to(DTYPE)
-            total += weight * own * value
+            # Triton 3.6 wants a variable of a loop to keep the type of the loop around it.
+            column = first[last] + k
+            along, is_near = _tap_weight(scales[last].to(DTYPE), column, sizes[last], at[last], taps, corners)
+            value = read_at(grad, position + (column,), are_taps & is_near, 0.0).to(DTYPE)
+            total += weight * along * value
     return total
 
 

@@ -22,6 +22,7 @@ from tritonite.runtime.stats import counts, totals
 from tritonite.testing.fuzz.check import Finding, check, outcome, synchronize
 from tritonite.testing.fuzz.draw import Call, draw
 from tritonite.testing.fuzz.fused import PREFIX, FusedCall, check_fused, draw_fused, named_fused
+from tritonite.testing.judge import without_tf32
 
 # Seconds, compilation included, after which a call counts as hanging.
 _PATIENCE = 120.0
@@ -39,6 +40,7 @@ class Tally:
     aten_crashes: list[str] = field(default_factory=list)
 
 
+@without_tf32()
 def fuzz_one(overload: str, seed: int, number: int) -> Finding | None:
     """Check the call of an overload or a fused operator, a seed and a number."""
     call = _drawn(overload, seed, number)

@@ -217,3 +217,15 @@ def _places(arguments: dict[str, Any]) -> dict[str, Any]:
     if not facts.real(x) or not facts.is_index(indices) or not x.numel():
         return arguments
     return arguments | {"indices": facts.within(indices, 0, math.prod(sizes) - 1), "self": torch.full_like(x, 2)}
+
+
+def _by_rows(*args: Any, **kwargs: Any) -> Any:
+    """Return ATen's gradient of row-major operands: its kernel for channels-last GPU tensors forgets the padding.
+
+    pytorch issue 188344.
+    """
+    plain = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in args]
+    return torch.ops.aten.avg_pool2d_backward(*plain, **kwargs)
+
+
+facts.REFERENCES["avg_pool2d_backward"] = _by_rows

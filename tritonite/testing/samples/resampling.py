@@ -71,9 +71,26 @@ def _cubic_terms(sums: facts.Sums) -> float:
     return 64.0
 
 
+_SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
+
+
+@facts.drawn(*(f"{name}{way}" for names in _NAMES.values() for name in names for way in ("", "_backward")))
+def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return scales that give the output's size, or None: for others ATen's GPU kernels read beyond the input."""
+    source = next((arguments[name] for name in ("self", "input") if name in arguments), None)
+    sizes = arguments["input_size"] if source is None else source.shape
+    output = arguments["output_size"]
+    if output is None or len(sizes) != len(output) + 2 or len(output) not in _SCALES:
+        return arguments
+    each = zip(_SCALES[len(output)], sizes[2:], output, strict=True)
+    fits = {name: arguments.get(name) and int(size * arguments[name]) == wanted for name, size, wanted in each}
+    return arguments | {name: None for name, fit in fits.items() if name in arguments and not fit}
+
+
 @facts.drawn(*_ANTIALIASED)
 def _several_columns(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return an output of at least two columns: ATen's CPU kernel repeats the first row of a single column."""
+    arguments = _consistent(arguments)
     return arguments | {
         "output_size": [*arguments["output_size"][:1], *(max(2, n) for n in arguments["output_size"][1:])]
     }
@@ -82,5 +99,6 @@ def _several_columns(arguments: dict[str, Any]) -> dict[str, Any]:
 @facts.drawn("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return finite inputs: where a size stays, ATen's CPU kernels multiply an infinite element by a weight of 0."""
+    arguments = _consistent(arguments)
     given = {name: arguments[name] for name in ("self", "input") if name in arguments}
     return arguments | {name: torch.where(torch.isfinite(x), x, 0.5) for name, x in given.items() if facts.real(x)}

@@ -51,6 +51,12 @@ def _steps(tensors: facts.Tensors) -> dict[str, Any] | None:
     return given | {"mean": rows[0], "invstd": deviations[0], "count": counts}
 
 
+@facts.drawn("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
+def _without_cancellation(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a momentum up to 1: a larger one subtracts a multiple of the running value."""
+    return arguments | {"momentum": min(max(float(arguments["momentum"]), 0.0), 1.0)}
+
+
 @facts.arguments("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
 def _gathered(tensors: facts.Tensors) -> dict[str, Any] | None:
     given = _steps(tensors)
