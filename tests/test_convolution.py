@@ -199,10 +199,10 @@ def test_operators_of_cuda_only():
     x, weight, bias = normal(2, 4, 6, 5), normal(6, 4, 3, 2), normal(6)
     ops = tritonite.overloads()
     # cuDNN's layouts do not depend on the device, but ATen without cuDNN has none.
-    found = ops["cudnn_convolution"](x, weight, [1, 0], [2, 1], [1, 1], 1, False, False, True)
+    found = ops["cudnn_convolution"](x, weight, [1, 0], [2, 1], [1, 1], 1, False, False, False)
     close(found, torch.conv2d(x.double(), weight.double(), None, (2, 1), (1, 0)), 32)
     found = ops["cudnn_convolution_transpose"](
-        x, weight.transpose(0, 1).contiguous(), [1, 0], [1, 0], [2, 1], [1, 1], 1, False, False, True
+        x, weight.transpose(0, 1).contiguous(), [1, 0], [1, 0], [2, 1], [1, 1], 1, False, False, False
     )
     exact = torch.conv_transpose2d(x.double(), weight.transpose(0, 1).double(), None, (2, 1), (1, 0), (1, 0))
     close(found, exact, 32)
@@ -248,13 +248,13 @@ def test_declines(change, reason):
 
 
 def test_where_aten_is_faster():
-    own = Problem(torch.bfloat16, 8, 56 * 56, 64, 64, 9, groups=1, phases=1)
-    assert select.aten_is_faster(own, "ieee", True)
-    assert not select.aten_is_faster(own, "ieee", False)
-    assert not select.aten_is_faster(own._replace(taps=1), "ieee", True)
-    assert not select.aten_is_faster(own._replace(groups=2), "ieee", True)
-    assert not select.aten_is_faster(own._replace(dtype=torch.float32), "ieee", True)
-    assert select.aten_is_faster(own._replace(dtype=torch.float32), "tf32", True)
+    own = Problem(torch.float32, 8, 56 * 56, 64, 64, 9, groups=1, phases=1)
+    assert not select.aten_is_faster(own, "ieee", True, False)
+    assert select.aten_is_faster(own, "ieee", False, False)
+    assert select.aten_is_faster(own, "ieee", True, True)
+    assert select.aten_is_faster(own, "tf32", True, False)
+    assert select.aten_is_faster(own._replace(groups=2), "ieee", True, False)
+    assert select.aten_is_faster(own._replace(dtype=torch.bfloat16), "ieee", True, False)
 
 
 @pytest.mark.parametrize("kind", ["nvidia", "amd"])

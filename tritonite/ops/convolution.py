@@ -136,9 +136,9 @@ def _strides(shape, channels_last):
     return *strides[:2], strides[3]
 
 
-def _decline_if_aten_is_faster(call, out, precision):
+def _decline_if_aten_is_faster(call, out, precision, gradient=False):
     inner = call.input.stride(1) == 1
-    decline_if_slower(select.aten_is_faster(call.problem(out), precision, inner))
+    decline_if_slower(select.aten_is_faster(call.problem(out), precision, inner, gradient))
 
 
 # Convolutions
@@ -228,7 +228,7 @@ def _backward(call, grad_output, output_mask, outs, precision, backend=None):
         each = zip(shapes, strides, output_mask, strict=True)
         outs = [outputs(operands, [s], [input.dtype], (), strides=own)[0] if flag else None for s, own, flag in each]
     by_input, by_weight, by_bias = outs
-    _decline_if_aten_is_faster(call, grad_output, precision)
+    _decline_if_aten_is_faster(call, grad_output, precision, gradient=True)
     grad, image, filters = _volume(grad_output), _volume(input), _volume(weight)
     if all(output_mask[:2]) and not (geometry.is_pointwise and filters[0, 0].numel() == 1):
         # Both gradients read one copy.

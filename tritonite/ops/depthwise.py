@@ -9,6 +9,7 @@ from tritonite.engine.convolution.depthwise import depthwise_forward
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.registry import operator
+from tritonite.runtime.contract import decline_if_slower
 
 
 def _out_shape(
@@ -47,6 +48,8 @@ def _convolve(self, weight, kernel_size, bias, stride, padding, dilation, outs):
     shape = _out_shape(self, weight, kernel_size, bias, stride, padding, dilation)
     if any(not out.is_contiguous() for out in outs):
         raise Decline("an output that is not contiguous")
+    # No measurement shows that the kernels are faster than ATen's.
+    decline_if_slower(True)
     operands = (self, weight) if bias is None else (self, weight, bias)
     (out,) = outs = outputs(operands, [shape], [self.dtype], outs)
     volumes = [x if x.dim() == 5 else x.unsqueeze(2) for x in (self, weight, out)]

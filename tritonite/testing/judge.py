@@ -231,12 +231,10 @@ def _describe(bad: torch.Tensor, actual: torch.Tensor, aten: torch.Tensor, exact
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Have ATen and Tritonite convolve float32 exactly: cuDNN takes TF32 by default, and not for every call."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
+    cudnn = torch.backends.cudnn
+    kept = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    with cudnn.flags(**kept, allow_tf32=False):
         yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 @contextmanager

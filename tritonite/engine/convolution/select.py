@@ -102,11 +102,11 @@ def _fitting(tile: Tile, dtype: torch.dtype, device: torch.device) -> Tile:
     return tile
 
 
-def aten_is_faster(problem: Problem, precision: str, channels_last: bool) -> bool:
+def aten_is_faster(problem: Problem, precision: str, channels_last: bool, gradient: bool) -> bool:
     """Return whether ATen is expected to be faster than the kernels here; no other function decides this.
 
-    cuDNN is faster with 16-bit floats and TF32 in channels-last order, unless filters have one tap, which the `gemm`
-    engine multiplies, or channels have groups.
+    bf16x6 products of float32 are faster than cuDNN's in channels-last order. With 16-bit floats and TF32, with groups,
+    and for gradients cuDNN is faster, or no measurement shows otherwise.
     """
-    reduced = problem.dtype.itemsize == 2 or precision == "tf32"
-    return reduced and channels_last and problem.taps > 1 and problem.groups == 1
+    exact = problem.dtype is torch.float32 and precision == "ieee"
+    return gradient or not exact or not channels_last or problem.groups > 1 or is_folded(problem)

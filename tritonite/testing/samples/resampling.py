@@ -83,8 +83,14 @@ def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
     if output is None or len(sizes) != len(output) + 2 or len(output) not in _SCALES:
         return arguments
     each = zip(_SCALES[len(output)], sizes[2:], output, strict=True)
-    fits = {name: arguments.get(name) and int(size * arguments[name]) == wanted for name, size, wanted in each}
-    return arguments | {name: None for name, fit in fits.items() if name in arguments and not fit}
+    return arguments | {
+        name: None for name, size, wanted in each if name in arguments and not _gives(arguments[name], size, wanted)
+    }
+
+
+def _gives(scale: Any, size: int, wanted: int) -> bool:
+    """Return whether a scale, which the fuzzer may draw as any number, gives the wanted size."""
+    return isinstance(scale, float) and 0 < scale < 2.0**31 and int(size * scale) == wanted
 
 
 @facts.drawn(*_ANTIALIASED)
