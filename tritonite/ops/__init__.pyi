@@ -8,6 +8,30 @@ import torch
 _Number = bool | int | float | complex
 
 @overload
+def _adaptive_avg_pool2d(self: torch.Tensor, output_size: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def _adaptive_avg_pool2d(
+    self: torch.Tensor, output_size: int | Sequence[int], *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _adaptive_avg_pool2d_backward(grad_output: torch.Tensor, self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _adaptive_avg_pool2d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _adaptive_avg_pool3d(self: torch.Tensor, output_size: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def _adaptive_avg_pool3d(
+    self: torch.Tensor, output_size: int | Sequence[int], *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _adaptive_avg_pool3d_backward(grad_output: torch.Tensor, self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _adaptive_avg_pool3d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
 def _add_relu(self: torch.Tensor, other: torch.Tensor, *, alpha: _Number = 1) -> torch.Tensor: ...
 @overload
 def _add_relu(self: torch.Tensor, other: _Number, alpha: _Number = 1) -> torch.Tensor: ...
@@ -149,6 +173,20 @@ def _batch_norm_with_update_functional(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
+def _cdist_backward(
+    grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _cdist_backward(
+    grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _cdist_forward(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor: ...
+@overload
+def _cdist_forward(
+    x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
 def _chunk_cat(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int) -> torch.Tensor: ...
 @overload
 def _chunk_cat(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -160,6 +198,157 @@ def _conj_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def _conj_physical(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _conj_physical(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _conv_depthwise2d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+) -> torch.Tensor: ...
+@overload
+def _conv_depthwise2d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    cudnn_enabled: bool,
+) -> torch.Tensor: ...
+@overload
+def _convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    cudnn_enabled: bool,
+    allow_tf32: bool,
+) -> torch.Tensor: ...
+@overload
+def _convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    cudnn_enabled: bool,
+    allow_tf32: bool,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _ctc_loss_backward(
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    neg_log_likelihood: torch.Tensor,
+    log_alpha: torch.Tensor,
+    blank: int,
+    zero_infinity: bool = False,
+) -> torch.Tensor: ...
+@overload
+def _ctc_loss_backward(
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    neg_log_likelihood: torch.Tensor,
+    log_alpha: torch.Tensor,
+    blank: int,
+    zero_infinity: bool = False,
+) -> torch.Tensor: ...
+@overload
+def _ctc_loss_backward(
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    neg_log_likelihood: torch.Tensor,
+    log_alpha: torch.Tensor,
+    blank: int,
+    zero_infinity: bool = False,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
 def _cummax_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
 def _cummin_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
 @overload
@@ -316,6 +505,92 @@ def _embedding_bag_per_sample_weights_backward(
     *,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
+@overload
+def _euclidean_dist(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _euclidean_dist(x1: torch.Tensor, x2: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _fake_quantize_learnable_per_channel_affine(
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> torch.Tensor: ...
+@overload
+def _fake_quantize_learnable_per_channel_affine(
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def _fake_quantize_learnable_per_channel_affine_backward(
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _fake_quantize_learnable_per_tensor_affine(
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> torch.Tensor: ...
+@overload
+def _fake_quantize_learnable_per_tensor_affine(
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def _fake_quantize_learnable_per_tensor_affine_backward(
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    fake_quant_enabled: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    fake_quant_enabled: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def _flash_attention_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,
@@ -1609,6 +1884,16 @@ def _neg_view_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ..
 def _padded_dense_to_jagged_forward(
     dense: torch.Tensor, offsets: Sequence[torch.Tensor], total_L: int | None = None
 ) -> torch.Tensor: ...
+@overload
+def _pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _pdist_backward(
+    grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _pdist_forward(self: torch.Tensor, p: float = 2.0) -> torch.Tensor: ...
+@overload
+def _pdist_forward(self: torch.Tensor, p: float = 2.0, *, out: torch.Tensor) -> torch.Tensor: ...
 def _prelu_kernel(self: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
 def _prelu_kernel_backward(
     grad_output: torch.Tensor, self: torch.Tensor, weight: torch.Tensor
@@ -1807,6 +2092,63 @@ def _segment_reduce_backward(
     out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
+def _slow_conv2d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _slow_conv2d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    *,
+    grad_input: torch.Tensor,
+    grad_weight: torch.Tensor,
+    grad_bias: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _slow_conv2d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    output_mask: Sequence[bool],
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _slow_conv2d_forward(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+) -> torch.Tensor: ...
+@overload
+def _slow_conv2d_forward(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    *,
+    output: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def _softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor: ...
 @overload
 def _softmax(self: torch.Tensor, dim: int, half_to_float: bool, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1832,6 +2174,83 @@ def _standard_gamma(
 def _standard_gamma_grad(self: torch.Tensor, output: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _standard_gamma_grad(self: torch.Tensor, output: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _thnn_fused_gru_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    hx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _thnn_fused_gru_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    hx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _thnn_fused_gru_cell_backward(
+    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _thnn_fused_gru_cell_backward(
+    grad_hy: torch.Tensor,
+    workspace: torch.Tensor,
+    has_bias: bool,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+    out3: torch.Tensor,
+    out4: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _thnn_fused_lstm_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    cx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _thnn_fused_lstm_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    cx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _thnn_fused_lstm_cell_backward_impl(
+    grad_hy: torch.Tensor | None,
+    grad_cy: torch.Tensor | None,
+    cx: torch.Tensor,
+    cy: torch.Tensor,
+    workspace: torch.Tensor,
+    has_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _thnn_fused_lstm_cell_backward_impl(
+    grad_hy: torch.Tensor | None,
+    grad_cy: torch.Tensor | None,
+    cx: torch.Tensor,
+    cy: torch.Tensor,
+    workspace: torch.Tensor,
+    has_bias: bool,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
 def _to_copy(
     self: torch.Tensor,
@@ -1879,6 +2298,195 @@ def _unsafe_index_put(
     self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor: ...
 @overload
+def _upsample_bicubic2d_aa(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def _upsample_bicubic2d_aa(
+    input: torch.Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def _upsample_bicubic2d_aa(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _upsample_bicubic2d_aa_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def _upsample_bicubic2d_aa_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _upsample_bilinear2d_aa(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def _upsample_bilinear2d_aa(
+    input: torch.Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def _upsample_bilinear2d_aa(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _upsample_bilinear2d_aa_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def _upsample_bilinear2d_aa_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact1d(
+    self: torch.Tensor, output_size: int | Sequence[int], scales: float | None = None
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact1d(
+    input: torch.Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact1d(
+    self: torch.Tensor, output_size: int | Sequence[int], scales: float | None = None, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact1d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact1d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact2d(
+    self: torch.Tensor, output_size: int | Sequence[int], scales_h: float | None = None, scales_w: float | None = None
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact2d(
+    input: torch.Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact2d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact2d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact2d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact3d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact3d(
+    input: torch.Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact3d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact3d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def _upsample_nearest_exact3d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def _weight_norm_interface(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def _weight_norm_interface(
@@ -1914,6 +2522,38 @@ def acosh(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def acosh(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def acosh_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def adaptive_avg_pool1d(self: torch.Tensor, output_size: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def adaptive_avg_pool1d(self: torch.Tensor, output_size: int | Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def adaptive_max_pool2d(self: torch.Tensor, output_size: int | Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def adaptive_max_pool2d(
+    self: torch.Tensor, output_size: int | Sequence[int], *, out: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def adaptive_max_pool2d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, indices: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def adaptive_max_pool2d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, indices: torch.Tensor, *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def adaptive_max_pool3d(self: torch.Tensor, output_size: int | Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def adaptive_max_pool3d(
+    self: torch.Tensor, output_size: int | Sequence[int], *, out: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def adaptive_max_pool3d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, indices: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def adaptive_max_pool3d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, indices: torch.Tensor, *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
 @overload
 def add(self: torch.Tensor, other: torch.Tensor, *, alpha: _Number = 1) -> torch.Tensor: ...
 @overload
@@ -2193,6 +2833,118 @@ def atanh(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def atanh(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def atanh_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def avg_pool1d(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> torch.Tensor: ...
+@overload
+def avg_pool1d(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def avg_pool2d(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> torch.Tensor: ...
+@overload
+def avg_pool2d(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def avg_pool2d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> torch.Tensor: ...
+@overload
+def avg_pool2d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def avg_pool3d(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0, 0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> torch.Tensor: ...
+@overload
+def avg_pool3d(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0, 0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def avg_pool3d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> torch.Tensor: ...
+@overload
+def avg_pool3d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
 @overload
 def baddbmm(
     self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: _Number = 1, alpha: _Number = 1
@@ -2729,6 +3481,92 @@ def constant_pad_nd(
     self: torch.Tensor, pad: Sequence[int], value: _Number = 0, *, out: torch.Tensor
 ) -> torch.Tensor: ...
 @overload
+def conv_depthwise3d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+) -> torch.Tensor: ...
+@overload
+def conv_depthwise3d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def conv_tbc(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, pad: int = 0) -> torch.Tensor: ...
+@overload
+def conv_tbc(
+    self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, pad: int = 0, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> torch.Tensor: ...
+@overload
+def convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def convolution_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def convolution_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor: ...
 @overload
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -2818,6 +3656,94 @@ def cudnn_batch_norm_backward(
     out1: torch.Tensor,
     out2: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def cudnn_convolution(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    allow_tf32: bool,
+) -> torch.Tensor: ...
+@overload
+def cudnn_convolution(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    allow_tf32: bool,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def cudnn_convolution_relu(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor: ...
+@overload
+def cudnn_convolution_relu(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def cudnn_convolution_transpose(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    allow_tf32: bool,
+) -> torch.Tensor: ...
+@overload
+def cudnn_convolution_transpose(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    allow_tf32: bool,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def cudnn_grid_sampler(self: torch.Tensor, grid: torch.Tensor) -> torch.Tensor: ...
+@overload
+def cudnn_grid_sampler(self: torch.Tensor, grid: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def cudnn_grid_sampler_backward(
+    self: torch.Tensor, grid: torch.Tensor, grad_output: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def cudnn_grid_sampler_backward(
+    self: torch.Tensor, grid: torch.Tensor, grad_output: torch.Tensor, *, out0: torch.Tensor, out1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def cummax(self: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
@@ -3064,6 +3990,37 @@ def eye(n: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def eye(n: int, m: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def fake_quantize_per_channel_affine_cachemask(
+    self: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, quant_min: int, quant_max: int
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def fake_quantize_per_channel_affine_cachemask(
+    self: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def fake_quantize_per_tensor_affine_cachemask(
+    self: torch.Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def fake_quantize_per_tensor_affine_cachemask(
+    self: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
 def fft_fftfreq(
     n: int,
     d: float = 1.0,
@@ -3145,6 +4102,70 @@ def frac(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def frac(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def frac_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def fractional_max_pool2d(
+    self: torch.Tensor, kernel_size: int | Sequence[int], output_size: int | Sequence[int], random_samples: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def fractional_max_pool2d(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int],
+    random_samples: torch.Tensor,
+    *,
+    output: torch.Tensor,
+    indices: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def fractional_max_pool2d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int],
+    indices: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def fractional_max_pool2d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int],
+    indices: torch.Tensor,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def fractional_max_pool3d(
+    self: torch.Tensor, kernel_size: int | Sequence[int], output_size: int | Sequence[int], random_samples: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def fractional_max_pool3d(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int],
+    random_samples: torch.Tensor,
+    *,
+    output: torch.Tensor,
+    indices: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def fractional_max_pool3d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int],
+    indices: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def fractional_max_pool3d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int],
+    indices: torch.Tensor,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
 @overload
 def frexp(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
@@ -3229,6 +4250,80 @@ def glu_backward(grad_output: torch.Tensor, self: torch.Tensor, dim: int) -> tor
 def glu_backward(
     grad_output: torch.Tensor, self: torch.Tensor, dim: int, *, grad_input: torch.Tensor
 ) -> torch.Tensor: ...
+@overload
+def grid_sampler_2d(
+    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> torch.Tensor: ...
+@overload
+def grid_sampler_2d(
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def grid_sampler_2d_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def grid_sampler_2d_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def grid_sampler_3d(
+    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> torch.Tensor: ...
+@overload
+def grid_sampler_3d(
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def grid_sampler_3d_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def grid_sampler_3d_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def gt(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -3987,6 +5082,120 @@ def max(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def max(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def max_pool2d_with_indices(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def max_pool2d_with_indices(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+    *,
+    out: torch.Tensor,
+    indices: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def max_pool2d_with_indices_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def max_pool2d_with_indices_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def max_pool3d_with_indices(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0, 0, 0),
+    dilation: int | Sequence[int] = (1, 1, 1),
+    ceil_mode: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def max_pool3d_with_indices(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = (0, 0, 0),
+    dilation: int | Sequence[int] = (1, 1, 1),
+    ceil_mode: bool = False,
+    *,
+    out: torch.Tensor,
+    indices: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def max_pool3d_with_indices_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def max_pool3d_with_indices_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def max_unpool2d(self: torch.Tensor, indices: torch.Tensor, output_size: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def max_unpool2d(
+    self: torch.Tensor, indices: torch.Tensor, output_size: int | Sequence[int], *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def max_unpool3d(
+    self: torch.Tensor,
+    indices: torch.Tensor,
+    output_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+) -> torch.Tensor: ...
+@overload
+def max_unpool3d(
+    self: torch.Tensor,
+    indices: torch.Tensor,
+    output_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def maximum(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def maximum(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -4078,6 +5287,70 @@ def mul(self: torch.Tensor, other: _Number, *, out: torch.Tensor) -> torch.Tenso
 def mul_(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def mul_(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
+@overload
+def multi_margin_loss(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: _Number = 1,
+    margin: _Number = 1,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor: ...
+@overload
+def multi_margin_loss(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: _Number = 1,
+    margin: _Number = 1,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def multi_margin_loss_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: _Number,
+    margin: _Number,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor: ...
+@overload
+def multi_margin_loss_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: _Number,
+    margin: _Number,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def multilabel_margin_loss_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def multilabel_margin_loss_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    reduction: int,
+    is_target: torch.Tensor,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def multilabel_margin_loss_forward(
+    self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def multilabel_margin_loss_forward(
+    self: torch.Tensor, target: torch.Tensor, reduction: int, *, output: torch.Tensor, is_target: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def multinomial(
     self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch._C.Generator | None = None
@@ -5431,6 +6704,118 @@ def slice_scatter(
     out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
+def slow_conv3d_forward(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+) -> torch.Tensor: ...
+@overload
+def slow_conv3d_forward(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    *,
+    output: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def slow_conv_dilated2d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+) -> torch.Tensor: ...
+@overload
+def slow_conv_dilated2d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def slow_conv_dilated3d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = (1, 1, 1),
+    padding: int | Sequence[int] = (0, 0, 0),
+    dilation: int | Sequence[int] = (1, 1, 1),
+) -> torch.Tensor: ...
+@overload
+def slow_conv_dilated3d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = (1, 1, 1),
+    padding: int | Sequence[int] = (0, 0, 0),
+    dilation: int | Sequence[int] = (1, 1, 1),
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def slow_conv_transpose2d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    output_padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+) -> torch.Tensor: ...
+@overload
+def slow_conv_transpose2d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    output_padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def slow_conv_transpose3d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = (1, 1, 1),
+    padding: int | Sequence[int] = (0, 0, 0),
+    output_padding: int | Sequence[int] = (0, 0, 0),
+    dilation: int | Sequence[int] = (1, 1, 1),
+) -> torch.Tensor: ...
+@overload
+def slow_conv_transpose3d(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = (1, 1, 1),
+    padding: int | Sequence[int] = (0, 0, 0),
+    output_padding: int | Sequence[int] = (0, 0, 0),
+    dilation: int | Sequence[int] = (1, 1, 1),
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def smooth_l1_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = 1, beta: float = 1.0) -> torch.Tensor: ...
 @overload
 def smooth_l1_loss(
@@ -6050,6 +7435,289 @@ def unique_dim_consecutive(
 def unsqueeze_copy(self: torch.Tensor, dim: int) -> torch.Tensor: ...
 @overload
 def unsqueeze_copy(self: torch.Tensor, dim: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def upsample_bicubic2d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_bicubic2d(
+    input: torch.Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def upsample_bicubic2d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_bicubic2d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_bicubic2d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_bilinear2d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_bilinear2d(
+    input: torch.Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def upsample_bilinear2d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_bilinear2d(
+    input: torch.Tensor,
+    output_size: Sequence[int] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_bilinear2d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_bilinear2d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_linear1d(
+    self: torch.Tensor, output_size: int | Sequence[int], align_corners: bool, scales: float | None = None
+) -> torch.Tensor: ...
+@overload
+def upsample_linear1d(
+    input: torch.Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def upsample_linear1d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_linear1d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_linear1d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest1d(
+    self: torch.Tensor, output_size: int | Sequence[int], scales: float | None = None
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest1d(
+    input: torch.Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest1d(
+    self: torch.Tensor, output_size: int | Sequence[int], scales: float | None = None, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest1d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest1d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest2d(
+    self: torch.Tensor, output_size: int | Sequence[int], scales_h: float | None = None, scales_w: float | None = None
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest2d(
+    input: torch.Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest2d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest2d(
+    input: torch.Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest2d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest2d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest3d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest3d(
+    input: torch.Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest3d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest3d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_nearest3d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_trilinear3d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_trilinear3d(
+    input: torch.Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
+) -> torch.Tensor: ...
+@overload
+def upsample_trilinear3d(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    align_corners: bool,
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def upsample_trilinear3d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> torch.Tensor: ...
+@overload
+def upsample_trilinear3d_backward(
+    grad_output: torch.Tensor,
+    output_size: int | Sequence[int],
+    input_size: int | Sequence[int],
+    align_corners: bool,
+    scales_d: float | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    grad_input: torch.Tensor,
+) -> torch.Tensor: ...
 @overload
 def var(self: torch.Tensor, unbiased: bool = True) -> torch.Tensor: ...
 @overload
