@@ -211,7 +211,16 @@ def cdist_forward(x1, x2, p, compute_mode, outs=()):
 
 
 @operator("_cdist_backward", accepts=FULL_FLOATS, pin=("p",))
-def cdist_backward(grad, x1, x2, p, cdist, outs=()):
+def cdist_backward_before_2_14(grad, x1, x2, p, cdist, outs=()):
+    return _cdist_backward(grad, x1, x2, p, cdist, outs)
+
+
+@operator("_cdist_backward", accepts=FULL_FLOATS, pin=("p",))
+def cdist_backward(grad_output, x1, x2, p, cdist, outs=()):
+    return _cdist_backward(grad_output, x1, x2, p, cdist, outs)
+
+
+def _cdist_backward(grad, x1, x2, p, cdist, outs):
     batch, norm = _batch_of(x1, x2), _norm(p)
     shape = (*batch, x1.shape[-2], x2.shape[-2])
     if x1.dtype not in FULL_FLOATS or any(x.dtype is not x1.dtype for x in (grad, cdist)):
@@ -260,7 +269,16 @@ def pdist_forward(self, p=2.0, outs=()):
 
 
 @operator("_pdist_backward", accepts=FULL_FLOATS, pin=("p",))
-def pdist_backward(grad, self, p, pdist, outs=()):
+def pdist_backward_before_2_14(grad, self, p, pdist, outs=()):
+    return _pdist_backward(grad, self, p, pdist, outs)
+
+
+@operator("_pdist_backward", accepts=FULL_FLOATS, pin=("p",))
+def pdist_backward(grad_output, self, p, pdist, outs=()):
+    return _pdist_backward(grad_output, self, p, pdist, outs)
+
+
+def _pdist_backward(grad, self, p, pdist, outs):
     _check_rows(self)
     norm, n = _norm(p), len(self)
     pairs = (n * max(n - 1, 0) // 2,)

@@ -242,6 +242,8 @@ def overloads() -> dict[str, Op]:
     """Return every overload with a kernel by name, those that ATen has on CUDA only included."""
     key = devices.current.dispatch_key or "CPU"
     table: dict[str, Op] = {}
+    fitted: set[str] = set()
+    unfitted: list[str] = []
     for declaration in declarations:
         if declaration.library is not None:
             continue
@@ -252,8 +254,12 @@ def overloads() -> dict[str, Op]:
                 continue
             if name in declaration.cuda_only or has_kernel(name, key):
                 table[name] = overload_of(declaration, name, schema)
-        if known and not fitting:
-            raise InvalidDeclaration(name=declaration.packets[0], reason="no ATen overload has its arguments")
+        fitted |= {name.partition(".")[0] for name, _ in fitting}
+        unfitted += declaration.packets[:1] if known and not fitting else ()
+    # An operator may be declared once for each name that releases of torch give an argument.
+    for packet in unfitted:
+        if packet not in fitted:
+            raise InvalidDeclaration(name=packet, reason="no ATen overload has its arguments")
     return dict(sorted(table.items()))
 
 
