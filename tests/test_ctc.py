@@ -15,7 +15,7 @@ STEPS, CLASSES = 9, 6
 
 
 def sequences(lengths, dtype=torch.float32, steps=STEPS, classes=CLASSES, blank=0):
-    """Return log-probabilities and padded targets without blanks, some of whose labels repeat."""
+    """Return log-probabilities, and padded targets with repeated labels and without blanks."""
     log_probs = torch.randn(steps, len(lengths), classes, device=tritonite.device, dtype=dtype).log_softmax(-1)
     targets = torch.randint(0, classes - 1, (len(lengths), max(lengths) + 1), device=tritonite.device)
     targets = targets + (targets >= blank)

@@ -53,6 +53,14 @@ def _violation(margin, own, other):
 
 
 @triton.jit
+def _violations(x, x_strides, row, column, own_class, exists, score, margin, n_classes):
+    """Return the violations of a block of other classes, and which elements of the block are other classes."""
+    others = exists[:, None] & (column < n_classes)[None, :] & (column[None, :] != own_class[:, None])
+    pointers = x + ((row * x_strides[0])[:, None] + (column * x_strides[1])[None, :])
+    return _violation(margin, score[:, None], tl.load(pointers, mask=others, other=0)), others
+
+
+@triton.jit
 def _class_of(target, target_stride, x, x_strides, weight, weight_stride, row, n_rows, n_classes, META: tl.constexpr):
     """Return of each row: its class, whether it exists, the score and the weight of its class."""
     meta: tl.constexpr = META
@@ -95,9 +103,8 @@ def _class_losses(
     total = tl.zeros((ROWS,), meta.compute)
     for begin in range(0, n_classes, meta.classes):
         column = begin + tl.arange(0, meta.classes).to(meta.index)
-        others = exists[:, None] & (column < n_classes)[None, :] & (column[None, :] != own_class[:, None])
-        pointers = x + ((row * x_strides[0])[:, None] + (column * x_strides[1])[None, :])
-        loss = tl.where(others, _violation(margin, score[:, None], tl.load(pointers, mask=others, other=0)), 0.0)
+        violation, others = _violations(x, x_strides, row, column, own_class, exists, score, margin, n_classes)
+        loss = tl.where(others, violation, 0.0)
         if meta.squared:
             loss = loss * loss
         total += tl.sum(loss * own_weight[:, None], axis=1)
@@ -140,9 +147,7 @@ def _class_gradients(
     total = tl.zeros((ROWS,), meta.compute)
     for begin in range(0, n_classes, meta.classes):
         column = begin + tl.arange(0, meta.classes).to(meta.index)
-        others = exists[:, None] & (column < n_classes)[None, :] & (column[None, :] != own_class[:, None])
-        pointers = x + ((row * x_strides[0])[:, None] + (column * x_strides[1])[None, :])
-        violation = _violation(margin, score[:, None], tl.load(pointers, mask=others, other=0))
+        violation, others = _violations(x, x_strides, row, column, own_class, exists, score, margin, n_classes)
         if meta.squared:
             slope = 2.0 * share[:, None] * violation
         else:

@@ -86,7 +86,7 @@ class _Call:
         if own % groups or input.shape[1] != (own if transposed else channels * groups):
             raise Decline(f"{input.shape[1]} channels and a weight of shape {tuple(weight.shape)} in {groups} groups")
         self.columns = channels * groups if transposed else own
-        # Autograd names no bias by a size of 0.
+        # Autograd passes the sizes [0] for a convolution without a bias.
         bias_sizes = None if bias_sizes is not None and tuple(bias_sizes) == (0,) else bias_sizes
         if bias_sizes is not None and tuple(bias_sizes) != (self.columns,):
             raise Decline(f"a bias of shape {tuple(bias_sizes)}, not {(self.columns,)}")
@@ -117,7 +117,7 @@ class _Call:
         if backend is None:
             steps = stride, padding, dilation, self.transposed, more, self.groups
             backend = torch._C._select_conv_backend(input, weight, None, *steps, self.bias_sizes)
-        # A sequence that is no copy keeps strides of sizes of 1.
+        # ATen copies a sequence that is not contiguous, and then only the weight's layout counts.
         image = weight if self.dims == 1 and not self.input.is_contiguous() else input
         found = torch._C._conv_determine_backend_memory_format(image, weight, backend)
         return found in (torch.channels_last, torch.channels_last_3d)

@@ -48,7 +48,7 @@ def _convolve(self, weight, kernel_size, bias, stride, padding, dilation, outs):
     shape = _out_shape(self, weight, kernel_size, bias, stride, padding, dilation)
     if any(not out.is_contiguous() for out in outs):
         raise Decline("an output that is not contiguous")
-    # No measurement shows that the kernels are faster than ATen's.
+    # Their speed beside ATen's has not been measured.
     decline_if_slower(True)
     operands = (self, weight) if bias is None else (self, weight, bias)
     (out,) = outs = outputs(operands, [shape], [self.dtype], outs)

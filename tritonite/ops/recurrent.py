@@ -135,7 +135,7 @@ def _thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden
 def _with_biases(has_bias, gates, operands, shapes, dtype, outs):
     """Return the outputs of a gradient, and those of the biases, which are the last `gates`; None without biases."""
     if outs and not has_bias:
-        raise Decline("outputs for gradients of biases, of which there are none")
+        raise Decline("outputs for gradients of biases, and no biases")
     width = shapes[0][1]
     shapes = [*shapes, *[(width,)] * gates] if has_bias else shapes
     outs = outputs(operands, shapes, [dtype] * len(shapes), outs)

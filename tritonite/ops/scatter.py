@@ -43,10 +43,12 @@ exclude("_unsafe_masked_index", "ATen makes it of clamp, _unsafe_index and maske
 exclude("_unsafe_masked_index_put_accumulate", "ATen makes it of clamp, masked_fill and index_put, which have kernels")
 
 
-def refuse_if_deterministic() -> None:
-    """Decline if torch's deterministic algorithms are enabled, for which ATen has another kernel or raises."""
+def refuse_if_deterministic(
+    reason: str = "a kernel that writes in no order, while deterministic algorithms are enabled",
+) -> None:
+    """Decline on a GPU if torch's deterministic algorithms are enabled, for which ATen has another kernel or raises."""
     if aten.on_gpu() and torch.are_deterministic_algorithms_enabled():
-        raise Decline("a kernel that writes in no order, while deterministic algorithms are enabled")
+        raise Decline(reason)
 
 
 def destination(

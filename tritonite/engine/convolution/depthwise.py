@@ -15,9 +15,10 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.convolution.depthwise_backward import add_slices, sum_products
-from tritonite.engine.convolution.depthwise_forward import convolve
-from tritonite.engine.convolution.depthwise_taps import DepthwiseMeta, FilterStrides, Strides, Window
+from tritonite.engine.convolution.depthwise_backward import add_depthwise_slices, sum_products
+from tritonite.engine.convolution.depthwise_forward import convolve_depthwise
+from tritonite.engine.convolution.depthwise_taps import DepthwiseFilterStrides, DepthwiseMeta, Window
+from tritonite.engine.convolution.meta import ImageStrides
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import empty, fusion
 
@@ -102,7 +103,7 @@ def depthwise_backward_weight(
     slices = max(1, min(tiles, -(-devices.current.programs // (channel_blocks * groups))))
     partials = empty((slices, taps, channels), opmath(input.dtype), input.device)
     sum_products[(channel_blocks, groups, slices)](
-        *(input, grad_output, partials, Strides(*input.stride()), Strides(*grad_output.stride())),
+        *(input, grad_output, partials, ImageStrides(*input.stride()), ImageStrides(*grad_output.stride())),
         *(channels, *input.shape[2:], *grad_output.shape[3:], positions, blocks, tiles),
         META=meta,
         num_warps=table.num_warps,
@@ -110,7 +111,7 @@ def depthwise_backward_weight(
     )
     rows = min(table.slices, power_of_2(slices))
     elements = min(power_of_2(channels * taps), table.slices * table.elements // rows)
-    add_slices[(-(-channels * taps // elements),)](
+    add_depthwise_slices[(-(-channels * taps // elements),)](
         *(partials, grad_weight, _filter_strides(grad_weight), channels, slices),
         META=dataclasses.replace(meta, channels=elements, positions=rows),
         num_warps=table.num_warps,
@@ -126,9 +127,9 @@ def _convolve(
     blocks = -(-positions // meta.positions)
     grid = (batch * -(-channels // meta.channels) * blocks,)
     if all(grid):
-        convolve[grid](
-            *(x, weight, bias, out, Strides(*x.stride()), _filter_strides(weight)),
-            *(0 if bias is None else bias.stride(0), Strides(*out.stride())),
+        convolve_depthwise[grid](
+            *(x, weight, bias, out, ImageStrides(*x.stride()), _filter_strides(weight)),
+            *(0 if bias is None else bias.stride(0), ImageStrides(*out.stride())),
             *(channels, *x.shape[2:], *out.shape[3:], positions, blocks),
             META=meta,
             num_warps=depthwise_table().num_warps,
@@ -205,9 +206,9 @@ def _windows(
     return depth, height, width
 
 
-def _filter_strides(weight: torch.Tensor) -> FilterStrides:
+def _filter_strides(weight: torch.Tensor) -> DepthwiseFilterStrides:
     channel, _, *others = weight.stride()
-    return FilterStrides(channel, *others)
+    return DepthwiseFilterStrides(channel, *others)
 
 
 def _options() -> dict[str, object]:

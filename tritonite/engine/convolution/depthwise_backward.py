@@ -81,7 +81,7 @@ def sum_products(
 
 @libentry()
 @triton.jit(do_not_specialize=["slices"])
-def add_slices(partials, by_weight, strides, channels, slices, META: tl.constexpr):
+def add_depthwise_slices(partials, by_weight, strides, channels, slices, META: tl.constexpr):
     """Add up the slices of the gradient of the weight: META.positions slices at a time, of META.channels elements."""
     wait_for_previous_launch()
     CHANNELS: tl.constexpr = META.channels

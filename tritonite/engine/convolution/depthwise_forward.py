@@ -76,7 +76,7 @@ def _add_row(totals, row, rows, weight, channel, strides, at, valid, inside, siz
 
 @libentry()
 @triton.jit(do_not_specialize=["depth", "height", "width", "out_height", "out_width", "positions", "blocks"])
-def convolve(
+def convolve_depthwise(
     x,
     weight,
     bias,

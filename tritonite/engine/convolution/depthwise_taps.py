@@ -18,18 +18,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-
-class Strides(NamedTuple):
-    """Strides of an image or a volume."""
-
-    batch: Any
-    channel: Any
-    depth: Any
-    height: Any
-    width: Any
+from tritonite.engine.convolution.meta import ImageStrides
 
 
-class FilterStrides(NamedTuple):
+class DepthwiseFilterStrides(NamedTuple):
     """Strides of filters, of shape (channels, 1, depth, height, width)."""
 
     channel: Any
@@ -84,7 +76,7 @@ class DepthwiseMeta:
 @triton.jit
 def numbers(strides, INDEX: tl.constexpr):
     """Return strides as numbers of the dtype INDEX: in loops Triton 3.6 forgets which of a tuple are 1."""
-    return Strides(
+    return ImageStrides(
         tl.full((), strides.batch, tl.int64),
         tl.full((), strides.channel, INDEX),
         tl.full((), strides.depth, INDEX),
@@ -96,7 +88,7 @@ def numbers(strides, INDEX: tl.constexpr):
 @triton.jit
 def filter_numbers(strides, INDEX: tl.constexpr):
     """Return strides of filters as `numbers` does."""
-    return FilterStrides(
+    return DepthwiseFilterStrides(
         tl.full((), strides.channel, INDEX),
         tl.full((), strides.depth, INDEX),
         tl.full((), strides.height, INDEX),

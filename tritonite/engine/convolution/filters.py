@@ -15,7 +15,7 @@ from tritonite.engine.convolution.forward import (
     along,
     divided,
     indices_of,
-    inside,
+    meets_image,
     position_indices,
 )
 from tritonite.engine.gemm.kernels.epilogue import tile_index
@@ -96,19 +96,8 @@ def filter_gradient_tile(
         start = image * own.batch + from_d * own.depth + from_h * own.height + from_w * own.width
         mask = across(valid, INNER) & along(within, INNER)
         if META.bounded:
-            if META.folded:
-                mask &= inside(along(from_w, INNER) + across(move_w, INNER), width.size)
-                if META.dims > 1:
-                    mask &= inside(along(from_h, INNER) + across(move_h, INNER), height.size)
-                if META.dims > 2:
-                    mask &= inside(along(from_d, INNER) + across(move_d, INNER), depth.size)
-            else:
-                meets = inside(from_w + move_w, width.size)
-                if META.dims > 1:
-                    meets &= inside(from_h + move_h, height.size)
-                if META.dims > 2:
-                    meets &= inside(from_d + move_d, depth.size)
-                mask &= along(meets, INNER)
+            # Positions are the block's inner elements here.
+            mask = meets_image(mask, from_d, from_h, from_w, move_d, move_h, move_w, axes, not INNER, META)
         x = tl.load(input + (across(moved, INNER) + along(start, INNER)), mask=mask, other=0.0)
         if not INNER:
             x = tl.trans(x)

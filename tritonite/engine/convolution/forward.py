@@ -44,6 +44,30 @@ def inside(position, size):
 
 
 @triton.jit
+def meets_image(mask, from_d, from_h, from_w, move_d, move_h, move_w, axes, INNER: tl.constexpr, META: tl.constexpr):
+    """Restrict the mask of a block of the input to elements inside the image, which are at `from` + `move`.
+
+    `from_*` vary over positions, the block's rows (`across`), and `move_*` over taps. With META.folded each inner
+    element of the block has a tap of its own; otherwise the block has one.
+    """
+    depth, height, width = axes.depth, axes.height, axes.width
+    if META.folded:
+        mask &= inside(across(from_w, INNER) + along(move_w, INNER), width.size)
+        if META.dims > 1:
+            mask &= inside(across(from_h, INNER) + along(move_h, INNER), height.size)
+        if META.dims > 2:
+            mask &= inside(across(from_d, INNER) + along(move_d, INNER), depth.size)
+    else:
+        meets = inside(from_w + move_w, width.size)
+        if META.dims > 1:
+            meets &= inside(from_h + move_h, height.size)
+        if META.dims > 2:
+            meets &= inside(from_d + move_d, depth.size)
+        mask &= across(meets, INNER)
+    return mask
+
+
+@triton.jit
 def aligned_image(strides, MULTIPLE: tl.constexpr):
     """Return `ImageStrides` of which MULTIPLE divides all but the channel's, in a form that Triton's analysis sees."""
     batch, depth = aligned_to(strides.batch, MULTIPLE), aligned_to(strides.depth, MULTIPLE)
@@ -225,19 +249,7 @@ def convolve_tile(
         at_tap += (along_w.first_tap + tap_w * along_w.tap_step).to(INDEX) * taken.width
         mask = across(valid, INNER) & along(inner_mask, INNER)
         if META.bounded:
-            if META.folded:
-                mask &= inside(across(from_w, INNER) + along(move_w, INNER), width.size)
-                if META.dims > 1:
-                    mask &= inside(across(from_h, INNER) + along(move_h, INNER), height.size)
-                if META.dims > 2:
-                    mask &= inside(across(from_d, INNER) + along(move_d, INNER), depth.size)
-            else:
-                meets = inside(from_w + move_w, width.size)
-                if META.dims > 1:
-                    meets &= inside(from_h + move_h, height.size)
-                if META.dims > 2:
-                    meets &= inside(from_d + move_d, depth.size)
-                mask &= across(meets, INNER)
+            mask = meets_image(mask, from_d, from_h, from_w, move_d, move_h, move_w, axes, INNER, META)
         offset = across(start, INNER) + along(moved + channel.to(INDEX) * own.channel, INNER)
         x = tl.load(input + offset, mask=mask, other=0.0)
         if not INNER:

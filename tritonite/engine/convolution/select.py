@@ -105,8 +105,8 @@ def _fitting(tile: Tile, dtype: torch.dtype, device: torch.device) -> Tile:
 def aten_is_faster(problem: Problem, precision: str, channels_last: bool, gradient: bool) -> bool:
     """Return whether ATen is expected to be faster than the kernels here; no other function decides this.
 
-    bf16x6 products of float32 are faster than cuDNN's in channels-last order. With 16-bit floats and TF32, with groups,
-    and for gradients cuDNN is faster, or no measurement shows otherwise.
+    Exact float32 convolutions in channels-last order, by bf16x6 products, are faster than cuDNN's. cuDNN is faster with
+    16-bit floats. Where speeds have not been measured, as with groups and for some gradients, ATen serves the call.
     """
     exact = problem.dtype is torch.float32 and precision == "ieee"
     return gradient or not exact or not channels_last or problem.groups > 1 or is_folded(problem)

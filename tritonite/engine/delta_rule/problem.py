@@ -62,8 +62,8 @@ _NVIDIA = DeltaTable(
     key_bytes=256,
     recurrent=Blocks(32, 4, 1),
     prepare=Blocks(0, 4, 1),
-    # Two warps: Triton 3.6 lets warp groups read operands that other warps have not published (a proxy fence behind
-    # the barrier), as the state of a pass is.
+    # Two warps, which use no warp-group products. Before those Triton 3.6 puts the proxy fence of an operand behind the
+    # barrier, so that a pass may read a state that other warps have not yet published.
     passes=Blocks(32, 2, 1),
     passes_fp32=Blocks(32, 2, 1),
     gradients=Blocks(32, 8, 1),

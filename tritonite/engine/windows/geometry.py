@@ -138,8 +138,8 @@ def strided(
     if min(*kernels, *steps, *spreads) < 1 or max(*kernels, *steps, *spreads, *pads, *sizes) >= INT32_LIMIT:
         raise Decline(f"kernel {list(kernels)}, stride {list(steps)}, dilation {list(spreads)}; 1 to 2**31 are served")
     # ATen takes half of a volume's kernel without its dilation.
-    halves = [(kernel if rank == 3 else (kernel - 1) * s + 1) // 2 for kernel, s in zip(kernels, spreads, strict=True)]
-    if any(not 0 <= pad <= half for pad, half in zip(pads, halves, strict=True)):
+    most = [(kernel if rank == 3 else (kernel - 1) * s + 1) // 2 for kernel, s in zip(kernels, spreads, strict=True)]
+    if any(not 0 <= pad <= limit for pad, limit in zip(pads, most, strict=True)):
         raise Decline(f"padding {list(pads)} exceeds half the window {list(kernels)} with dilation {list(spreads)}")
     counts = []
     for size, kernel, step, spread, pad in zip(sizes, kernels, steps, spreads, pads, strict=True):

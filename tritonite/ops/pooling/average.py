@@ -22,7 +22,7 @@ from tritonite.ops.pooling.images import (
     check_gradient,
     check_images,
     check_layout,
-    refuse_if_deterministic,
+    decline_where_aten_raises,
     strides_for,
 )
 from tritonite.ops.reduction.sums import over_count, same
@@ -224,7 +224,7 @@ def avg_pool2d_backward(
 def avg_pool3d_backward(
     grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, outs=()
 ):
-    refuse_if_deterministic()
+    decline_where_aten_raises()
     windows = _strided(3, self, kernel_size, stride, padding, ceil_mode, divisor_override)
     return _gradient(grad_output, self, windows, count_include_pad, divisor_override, outs)
 
@@ -253,7 +253,7 @@ def adaptive_avg_pool1d(self, output_size, outs=()):
 
 
 def _adaptive_gradient(rank, grad_output, self, outs):
-    refuse_if_deterministic()
+    decline_where_aten_raises()
     check_images(self, rank, 1)
     windows = adaptive(self.shape[-rank:], grad_output.shape[-rank:])
     return _gradient(grad_output, self, windows, False, None, outs)

@@ -13,7 +13,7 @@ from tritonite.errors import Decline
 from tritonite.language.indices import read_at
 from tritonite.language.math import true_divide
 from tritonite.ops import aten
-from tritonite.ops.pooling.images import batched, check_gradient, check_images, refuse_if_deterministic
+from tritonite.ops.pooling.images import batched, check_gradient, check_images, decline_where_aten_raises
 from tritonite.ops.pooling.maximum import (
     gradient_of_maxima,
     larger_of,
@@ -121,7 +121,7 @@ def _gradient(rank, grad_output, self, kernel_size, output_size, indices, outs):
 
     The samples are not known, so the windows that may cover an element are those of all samples.
     """
-    refuse_if_deterministic()
+    decline_where_aten_raises()
     if len(kernel_size) != rank or len(output_size) != rank:
         raise Decline(f"kernel_size {list(kernel_size)} and output_size {list(output_size)} for {rank} dimensions")
     sizes = _check(self, kernel_size, output_size)

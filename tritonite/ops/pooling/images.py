@@ -16,7 +16,7 @@ from tritonite.engine.iteration import (
     suggests_channels_last,
 )
 from tritonite.errors import Decline
-from tritonite.ops import aten
+from tritonite.ops.scatter import refuse_if_deterministic
 
 # The integers of a formula over windows: the limits of its loop, then the numbers of `Windows`.
 NUMBERS = ("taps", "sizes", "counts", "kernels", "steps", "dilations", "pads")
@@ -68,7 +68,6 @@ def check_layout(outs: Sequence[torch.Tensor], strides: tuple[int, ...]) -> None
             raise Decline(f"an output with strides {out.stride()}, not {strides}")
 
 
-def refuse_if_deterministic() -> None:
-    """Decline if deterministic algorithms are enabled, for which ATen raises on a GPU."""
-    if aten.on_gpu() and torch.are_deterministic_algorithms_enabled():
-        raise Decline("deterministic algorithms, for which ATen raises")
+def decline_where_aten_raises() -> None:
+    """Decline on a GPU if deterministic algorithms are enabled, for which ATen raises."""
+    refuse_if_deterministic("deterministic algorithms, for which ATen raises")

@@ -26,7 +26,7 @@ from tritonite.ops.pooling.images import (
     check_gradient,
     check_images,
     check_layout,
-    refuse_if_deterministic,
+    decline_where_aten_raises,
     strides_for,
     strides_of_volumes,
 )
@@ -234,7 +234,7 @@ def max_pool2d_with_indices_backward(
 def max_pool3d_with_indices_backward(
     grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices, outs=()
 ):
-    refuse_if_deterministic()
+    decline_where_aten_raises()
     check_images(self, 3, 0)
     if self.dim() == 4 and strides_of_volumes(self, tuple(self.shape))[0] == 1 and self.shape[0] > 1:
         raise Decline("a channels-last volume without a batch, whose gradient ATen gives another shape")
@@ -261,7 +261,7 @@ def adaptive_max_pool3d(self, output_size, outs=()):
 
 @operator("adaptive_max_pool2d_backward", accepts=FLOATS)
 def adaptive_max_pool2d_backward(grad_output, self, indices, outs=()):
-    refuse_if_deterministic()
+    decline_where_aten_raises()
     _check_adaptive(self, 2)
     windows = adaptive(self.shape[-2:], grad_output.shape[-2:])
     return _gradient(grad_output, self, indices, windows, strides_of_images, outs)
@@ -269,7 +269,7 @@ def adaptive_max_pool2d_backward(grad_output, self, indices, outs=()):
 
 @operator("adaptive_max_pool3d_backward", accepts=FLOATS)
 def adaptive_max_pool3d_backward(grad_output, self, indices, outs=()):
-    refuse_if_deterministic()
+    decline_where_aten_raises()
     _check_adaptive(self, 3)
     windows = adaptive(self.shape[-3:], grad_output.shape[-3:])
     return _gradient(grad_output, self, indices, windows, row_major_strides, outs)

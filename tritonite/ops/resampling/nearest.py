@@ -81,7 +81,7 @@ def _backward(grad_output, output_size, input_size, scales, exact, outs):
     if adjoint:
         counts = resampling.counts(-margin, 1.0 + 2 * margin, shift)
     else:
-        # An element is the nearest of no more outputs than there are.
+        # A scale given by the user may exceed every size.
         limited = [min(n, count) for n, count in zip(resampling.inverses, resampling.outputs, strict=True)]
         counts = tuple([int(n) if n == int(n) else int(n) + 2 for n in limited])
     dims = resampling.dims
