@@ -45,10 +45,8 @@ class MarginMeta:
 
 @triton.jit
 def _violation(margin, own, other):
-    """Return margin - own + other, each step rounded to the scores' dtype as in ATen, where it is positive; else 0."""
-    dtype: tl.constexpr = other.dtype
-    least = (margin - own.to(margin.dtype)).to(dtype).to(margin.dtype)
-    value = (least + other.to(margin.dtype)).to(dtype).to(margin.dtype)
+    """Return margin - own + other where it is positive, else 0."""
+    value = margin - own.to(margin.dtype) + other.to(margin.dtype)
     return tl.where(value > 0, value, 0.0)
 
 
@@ -273,7 +271,7 @@ def _label_gradients(
                 violations -= tl.where(column == label, found, 0)
     share = true_divide(tl.full((CLASSES,), 1.0, meta.compute), tl.full((CLASSES,), count, tl.int64).to(meta.compute))
     grad = tl.load(grad_output + row * grad_stride).to(meta.compute)
-    result = violations.to(meta.compute) * share.to(gradient.dtype.element_ty).to(meta.compute) * grad
+    result = violations.to(meta.compute) * share * grad
     tl.store(gradient + row * n_classes + column, result.to(gradient.dtype.element_ty), mask=mask)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 import torch
 
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.iteration import common_device, may_overlap, never_overlaps_itself
+from tritonite.engine.iteration import common_device, may_overlap, never_overlaps_itself, same_strides
 from tritonite.errors import Decline
 from tritonite.runtime.contract import empty, empty_strided
 
@@ -66,6 +66,13 @@ def outputs(
         if any(may_overlap(out, other) for other in (*others, *outs[:i])):
             raise Decline("output overlaps an input")
     return outs
+
+
+def check_layout(outs: Sequence[torch.Tensor], strides: Sequence[int]) -> None:
+    """Decline outputs whose strides are not those of a fresh result: some of ATen's kernels write as if they were."""
+    for out in outs:
+        if out.dim() != len(strides) or not same_strides(out.shape, out.stride(), strides):
+            raise Decline(f"an output with strides {out.stride()}, not {tuple(strides)}")
 
 
 def _same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -73,7 +73,10 @@ def source_position(x, size, PADDING: tl.constexpr, CORNERS: tl.constexpr):
 
 @triton.jit
 def position_derivative(x, size, PADDING: tl.constexpr, CORNERS: tl.constexpr):
-    """Return the derivative of `source_position`, which is 0 at and beyond a border that clips."""
+    """Return the derivative of `source_position`, a zero at and beyond a border that clips.
+
+    The zero has the sign of a reflection, as ATen's product of the derivatives of each step has.
+    """
     extent = size.to(x.dtype)
     derivative = tl.broadcast_to((extent - 1.0 if CORNERS else extent) * 0.5, x.shape)
     if PADDING != ZEROS:
@@ -81,7 +84,7 @@ def position_derivative(x, size, PADDING: tl.constexpr, CORNERS: tl.constexpr):
         if PADDING == REFLECTION:
             position, sign = _reflected(position, size, CORNERS)
             derivative = derivative * sign
-        derivative = tl.where((position <= 0.0) | (position >= extent - 1.0), 0.0, derivative)
+        derivative = derivative * tl.where((position <= 0.0) | (position >= extent - 1.0), 0.0, 1.0)
     return derivative
 
 

@@ -19,7 +19,7 @@ from tritonite.engine.iteration import (
     strides_after_conversion,
     suggests_channels_last,
 )
-from tritonite.engine.outputs import outputs
+from tritonite.engine.outputs import check_layout, outputs
 from tritonite.engine.rows.declare import Reduction, RowTransform
 from tritonite.engine.rows.formulas import add_pairs
 from tritonite.errors import Decline
@@ -141,9 +141,8 @@ def _result_strides(input, *parameters):
 
 
 def _check_layout(outs, strides):
-    """Decline outputs whose strides are not those that ATen chooses: ATen may write them as if they were."""
-    if outs and not same_strides(outs[0].shape, outs[0].stride(), strides):
-        raise Decline(f"output with strides {outs[0].stride()}, not {tuple(strides)}")
+    """Decline outputs whose strides are not those that ATen chooses."""
+    check_layout(outs[:1], strides)
     if any(not out.is_contiguous() for out in outs[1:]):
         raise Decline("output statistics that are not contiguous")
 

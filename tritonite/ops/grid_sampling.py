@@ -123,7 +123,8 @@ def _grid_gradient(grad, source, first, second, third, channels, sizes, mode, pa
     rank: tl.constexpr = len(sizes)
     coordinates = _coordinates(first, second, third, rank)
     everywhere = grad[1]
-    sum0, sum1, sum2 = first * 0.0, first * 0.0, first * 0.0
+    zeros = tl.zeros(grad[0].shape, first.dtype)
+    sum0, sum1, sum2 = zeros, zeros, zeros
     if mode == BICUBIC:
         y = unnormalised(coordinates[0], sizes[0], corners)
         x = unnormalised(coordinates[1], sizes[1], corners)

@@ -51,16 +51,16 @@ def _offset_weight(weight, META: tl.constexpr):
 def _scaled(value, scales, META: tl.constexpr, ELEMENT: tl.constexpr):
     """Return normalised values times the weight and plus the bias, in the compute dtype.
 
-    If META.round_normalized, the values, and the weight with its offset, are rounded to ELEMENT first.
+    If META.round_normalized, the values are rounded to ELEMENT first, and the weight with its offset to its dtype.
     """
     ROUNDED: tl.constexpr = META.round_normalized
     if ROUNDED:
         value = value.to(ELEMENT).to(META.compute)
     if META.weight:
         if ROUNDED:
-            weight = _keep_packed(scales[0], META.packed).to(ELEMENT).to(META.compute)[None, :]
+            weight = _keep_packed(scales[0], META.packed).to(META.compute)[None, :]
             if META.offset != 0.0:
-                weight = (weight + META.offset).to(ELEMENT).to(META.compute)
+                weight = (weight + META.offset).to(scales[0].dtype).to(META.compute)
         else:
             weight = _offset_weight(scales[0], META)
         value *= weight

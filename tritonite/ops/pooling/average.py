@@ -8,6 +8,7 @@ import triton.language as tl
 
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.movement import result
+from tritonite.engine.outputs import check_layout
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
@@ -21,7 +22,6 @@ from tritonite.ops.pooling.images import (
     batched,
     check_gradient,
     check_images,
-    check_layout,
     decline_where_aten_raises,
     strides_for,
 )
@@ -117,7 +117,9 @@ def _sum_of_shares(grad, taps, sizes, counts, kernels, steps, pads, divisor, at,
             tap = tap_of(n, taps)
             total += _share(grad, tap, firsts, ends, sizes, counts, kernels, steps, pads, kind, padded)
     if padded is None:
-        total = true_divide(total, tl.broadcast_to(divisor.to(total.dtype), total.shape))
+        mean = true_divide(total, tl.broadcast_to(divisor.to(total.dtype), total.shape))
+        # Where no window reaches, ATen divides nothing, so that a negative divisor leaves the sign of 0.
+        total = tl.where(total == 0.0, total, mean)
     return total
 
 

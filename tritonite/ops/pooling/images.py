@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from tritonite.dtypes import FLOATS
@@ -11,7 +9,6 @@ from tritonite.engine.iteration import (
     INT32_LIMIT,
     format_strides,
     has_channels_last,
-    same_strides,
     span,
     suggests_channels_last,
 )
@@ -59,13 +56,6 @@ def strides_of_volumes(images: torch.Tensor, shape: tuple[int, ...]) -> tuple[in
         return format_strides(shape, suggests_channels_last(images))
     strides: tuple[int, ...] = format_strides((1, *shape), has_channels_last(images.unsqueeze(0)))[1:]
     return strides
-
-
-def check_layout(outs: Sequence[torch.Tensor], strides: tuple[int, ...]) -> None:
-    """Decline outputs whose strides are not those of a fresh result: some of ATen's kernels write as if they were."""
-    for out in outs:
-        if out.dim() != len(strides) or not same_strides(out.shape, out.stride(), strides):
-            raise Decline(f"an output with strides {out.stride()}, not {strides}")
 
 
 def decline_where_aten_raises() -> None:

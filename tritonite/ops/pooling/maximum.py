@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.movement import result
-from tritonite.engine.outputs import outputs
+from tritonite.engine.outputs import check_layout, outputs
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.engine.rows.declare import INDEX, Reduction
 from tritonite.engine.windows.bounds import positions_of, windows_over
@@ -25,7 +25,6 @@ from tritonite.ops.pooling.images import (
     batched,
     check_gradient,
     check_images,
-    check_layout,
     decline_where_aten_raises,
     strides_for,
     strides_of_volumes,

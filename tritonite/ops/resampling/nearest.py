@@ -7,7 +7,9 @@ import functools
 import torch
 
 from tritonite.dtypes import FLOATS
+from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.movement import move, words
+from tritonite.engine.outputs import check_layout
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
 from tritonite.ops import aten
@@ -69,6 +71,9 @@ def _backward(grad_output, output_size, input_size, scales, exact, outs):
     check_sizes(input_size, output_size, dimensions)
     check_gradient(grad_output, output_size, input_size)
     resampling = _resampling(input_size, output_size, scales, exact, backward=True)
+    if aten.on_gpu() and dimensions != 2:
+        # ATen's kernels write the gradient as if it were row-major.
+        check_layout(outs, contiguous_strides(tuple(input_size)))
     out = output_like(grad_output, input_size, outs, dimensions == 2)
     if _copies(resampling):
         move(grad_output, out)

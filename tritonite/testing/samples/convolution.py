@@ -94,10 +94,27 @@ def _call(tensors: facts.Tensors, dims: int = 0, transposed: bool = False) -> di
         "bias_sizes": [columns],
         "kernel_size": list(weight.shape[2:]),
         "output_mask": [True, True, True],
+        # For small problems cuDNN takes no TF32 where it may.
+        "allow_tf32": False,
     }
 
 
 facts.arguments(*_WHOLE)(_call)
+
+
+@facts.drawn("_convolution", "cudnn_convolution", "cudnn_convolution_transpose")
+def _exact(arguments: dict[str, Any]) -> dict[str, Any]:
+    return arguments | {"allow_tf32": False}
+
+
+def _convolution_relu(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> torch.Tensor:
+    return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * (x.dim() - 2), groups).relu()
+
+
+# cuDNN has no fused kernel for float64.
+facts.REFERENCES["cudnn_convolution_relu"] = _convolution_relu
 
 
 @facts.arguments(*_CUDNN)
@@ -147,9 +164,10 @@ def _time_first(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.terms(*PACKETS, "conv_tbc")
 def _terms(sums: facts.Sums) -> float:
-    """Return the terms of sums of products of elements up to 3, over taps and channels or over positions."""
+    """Return the terms of sums over taps and channels or over positions, of products of elements of at least 2."""
     sizes = [x.numel() / max(1, min(x.shape[:2])) for x in sums.tensors if x.dim() > 2]
-    return 16 * max(1.0, *sizes)
+    squares = [float(x.detach().double().square().mean().nan_to_num(1, 1)) for x in sums.tensors[:2]]
+    return max(16.0, math.prod(squares)) * max(1.0, *sizes)
 
 
 @facts.drawn("_slow_conv2d_backward")

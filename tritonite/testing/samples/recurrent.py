@@ -20,6 +20,13 @@ GATES = {
 facts.CANCELLING |= set(GATES)
 
 
+@facts.terms("_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward")
+def _terms(sums: facts.Sums) -> float:
+    """Return the roundings behind a gradient: ten of each row, times the mean square of the workspace to the fourth."""
+    workspace = max(sums.tensors, key=torch.numel).double()
+    return 10 * len(workspace) * max(1.0, float(workspace.square().mean()) ** 4)
+
+
 @facts.layouts(*GATES)
 def _rows(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
     """Yield matrices with a column for each column of the workspace; the second one has the biases, if it differs."""
@@ -39,7 +46,7 @@ def _of_gru(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 def _cell(tensors: facts.Tensors, saved: int, gates: int) -> dict[str, Any] | None:
     x, other = tensors[:2]
-    if x.dim() != 2 or other.shape != x.shape or x.shape[1] % (saved * gates) or not x.numel():
+    if x.dim() != 2 or other.shape != x.shape or x.shape[1] % saved or not x.numel():
         return None
     size, biased = x.shape[1] // saved, other is not x
     state, columns = x[:, :size], gates * size

@@ -64,10 +64,10 @@ facts.ZERO_SIGN_OF_ROUNDOFF.update(f"{name}{way}" for name in _ANTIALIASED for w
 
 
 @facts.terms(
-    *(f"{name}{way}" for name in ("upsample_bicubic2d", "_upsample_bicubic2d_aa") for way in ("", "_backward"))
+    *(f"{name}{way}" for name in ("upsample_bicubic2d", *_ANTIALIASED) for way in ("", "_backward"))
 )
-def _cubic_terms(sums: facts.Sums) -> float:
-    """Return a multiple of the number of taps, whose weights have both signs and depend on a rounded coordinate."""
+def _weighted_terms(sums: facts.Sums) -> float:
+    """Return a multiple of the number of taps, whose weights depend on a rounded coordinate."""
     return 64.0
 
 
@@ -78,9 +78,11 @@ _SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_
 def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return scales that give the output's size, or None: for others ATen's GPU kernels read beyond the input."""
     source = next((arguments[name] for name in ("self", "input") if name in arguments), None)
-    sizes = arguments["input_size"] if source is None else source.shape
     output = arguments["output_size"]
-    if output is None or len(sizes) != len(output) + 2 or len(output) not in _SCALES:
+    if output is None or not isinstance(source, torch.Tensor | None):
+        return arguments
+    sizes = arguments["input_size"] if source is None else source.shape
+    if len(sizes) != len(output) + 2 or len(output) not in _SCALES:
         return arguments
     each = zip(_SCALES[len(output)], sizes[2:], output, strict=True)
     return arguments | {
