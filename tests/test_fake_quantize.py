@@ -1,6 +1,7 @@
 """Fake quantisation where samples do not reach: ties, dtypes of zero points, disabled, wrong arguments, training."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -20,11 +21,11 @@ def same(name, *args):
 
 
 def ties(dtype):
-    """Return numbers half way between multiples of 1/4, others, and numbers far outside the range."""
+    """Return numbers half way between multiples of 1/4, others, numbers far outside the range, infinities and nan."""
     numbers = [
         (torch.arange(-40, 40) / 8).double(),
-        torch.randn(38, dtype=torch.float64) * 3,
-        torch.tensor([1e6, -1e6]),
+        torch.randn(35, dtype=torch.float64) * 3,
+        torch.tensor([1e6, -1e6, math.inf, -math.inf, math.nan]),
     ]
     return torch.cat([x.double() for x in numbers]).view(8, 15).to(tritonite.device, dtype)
 

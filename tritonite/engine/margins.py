@@ -97,7 +97,7 @@ def _class_losses(
     own_class, exists, score, own_weight = _class_of(
         target, target_stride, x, x_strides, weight, weight_stride, row, n_rows, n_classes, META
     )
-    margin = tl.full((), margin, tl.float64).to(meta.compute).to(x.dtype.element_ty).to(meta.compute)
+    margin = tl.full((), margin, tl.float64).to(meta.compute)
     total = tl.zeros((ROWS,), meta.compute)
     for begin in range(0, n_classes, meta.classes):
         column = begin + tl.arange(0, meta.classes).to(meta.index)
@@ -140,7 +140,7 @@ def _class_gradients(
         target, target_stride, x, x_strides, weight, weight_stride, row, n_rows, n_classes, META
     )
     grad = tl.load(grad_output + row * grad_stride, mask=row < n_rows, other=0).to(meta.compute)
-    margin = tl.full((), margin, tl.float64).to(meta.compute).to(x.dtype.element_ty).to(meta.compute)
+    margin = tl.full((), margin, tl.float64).to(meta.compute)
     share = true_divide(tl.full((ROWS,), 1.0, meta.compute), tl.full((ROWS,), count, tl.int64).to(meta.compute))
     total = tl.zeros((ROWS,), meta.compute)
     for begin in range(0, n_classes, meta.classes):

@@ -41,6 +41,18 @@ def _as_int64(value):
 
 
 @triton.jit
+def _sum_of_integers(value, zero_point):
+    """Return the sum of whole floats as ATen leaves it: on a CPU converted to int64, on a GPU a sum of int64 that wraps."""
+    if ON_CPU:
+        return _as_int64(value + zero_point)
+    least: tl.constexpr = -9223372036854775808.0
+    above = value >= -least
+    below = (value <= least) | (value != value)
+    total = tl.where(above, -least, tl.where(below, least, value + zero_point))
+    return tl.where((above & (zero_point > 0)) | (below & (zero_point < 0)), -total, total)
+
+
+@triton.jit
 def _clamp(value, quant_min, quant_max):
     """Return a value in the range, and whether it was there; nan becomes the least value."""
     clamped = tl.where(value > quant_min, value, quant_min)
@@ -87,13 +99,13 @@ def _per_tensor_on_device(self, scale, zero_point, enabled, quant_min, quant_max
 def _of_channel(self, scale, zero_point, quant_min, quant_max, WHOLE: tl.constexpr):
     """Quantise with the numbers of a channel, whose zero point is an integer if WHOLE.
 
-    A float zero point is added before the sum is rounded, on a GPU an integral one as well.
+    A float zero point is added before the sum is rounded.
     """
     inverse = _inverse(self, scale)
-    if not ON_CPU:
+    if WHOLE:
+        value = _sum_of_integers(libdevice.rint(self * inverse), zero_point)
+    elif not ON_CPU:
         value = libdevice.rint(multiply_add(self, inverse, zero_point))
-    elif WHOLE:
-        value = _as_int64(libdevice.rint(self * inverse) + zero_point)
     else:
         value = _as_int64(libdevice.rint(self * inverse + zero_point))
     clamped, inside = _clamp(value, quant_min, quant_max)
