@@ -11,7 +11,7 @@ from tritonite.engine.windows import bounds
 from tritonite.errors import Decline
 
 # Taps up to which a loop is unrolled, so that all its loads are in flight at once. There is a compile for each size.
-MAX_UNROLLED = 16
+MAX_UNROLLED = 32
 
 
 class Bounds(NamedTuple):

@@ -32,7 +32,10 @@ from tritonite.ops.pooling.images import (
 from tritonite.ops.reduction.extrema import lowest
 from tritonite.ops.reduction.sums import both
 from tritonite.registry import operator, scalar_kernel
-from tritonite.runtime.contract import empty_strided
+from tritonite.runtime.contract import decline_if_slower, empty_strided
+
+# Elements of large images, and their elements for each window, from which ATen's adaptive gradient is faster.
+_MANY, _LARGE = 2**22, 100
 
 
 @triton.jit
@@ -258,10 +261,16 @@ def adaptive_max_pool3d(self, output_size, outs=()):
     return _maximized(self, adaptive(self.shape[-3:], output_size), row_major_strides, outs)
 
 
+def _decline_large_windows(self, grad_output):
+    """Decline large images under large windows: ATen fills them with 0, and writes one element of each window."""
+    decline_if_slower(self.numel() >= _MANY and self.numel() > _LARGE * grad_output.numel())
+
+
 @operator("adaptive_max_pool2d_backward", accepts=FLOATS)
 def adaptive_max_pool2d_backward(grad_output, self, indices, outs=()):
     decline_where_aten_raises()
     _check_adaptive(self, 2)
+    _decline_large_windows(self, grad_output)
     windows = adaptive(self.shape[-2:], grad_output.shape[-2:])
     return _gradient(grad_output, self, indices, windows, strides_of_images, outs)
 
@@ -270,5 +279,6 @@ def adaptive_max_pool2d_backward(grad_output, self, indices, outs=()):
 def adaptive_max_pool3d_backward(grad_output, self, indices, outs=()):
     decline_where_aten_raises()
     _check_adaptive(self, 3)
+    _decline_large_windows(self, grad_output)
     windows = adaptive(self.shape[-3:], grad_output.shape[-3:])
     return _gradient(grad_output, self, indices, windows, row_major_strides, outs)
