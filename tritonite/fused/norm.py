@@ -73,8 +73,8 @@ def rms_norm(
         residual: None, or a tensor of x's shape and dtype.
         offset: the addend of the weight, 1.0 for Gemma's models; without a weight it is ignored.
         casting: "llama" rounds the sum, the normalised sum and, to the weight's dtype, offset + weight before the
-            product, as transformers' LlamaRMSNorm does. "gemma" rounds the sum and the result, as GemmaRMSNorm does. "none" rounds the result
-            only, and normalises the sum as it is before its rounding.
+            product, as transformers' LlamaRMSNorm does. "gemma" rounds the sum and the result, as GemmaRMSNorm does.
+            "none" rounds the result only, and normalises the sum as it is before its rounding.
 
     Returns a contiguous tensor of x's shape and dtype; with a residual also the sum, which is the next residual.
 

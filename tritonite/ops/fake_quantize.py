@@ -42,7 +42,7 @@ def _as_int64(value):
 
 @triton.jit
 def _sum_of_integers(value, zero_point):
-    """Return the sum of whole floats as ATen leaves it: on a CPU converted to int64, on a GPU a sum of int64 that wraps."""
+    """Return the sum of whole floats as ATen leaves it: converted to int64 on a CPU, wrapped as int64 on a GPU."""
     if ON_CPU:
         return _as_int64(value + zero_point)
     least: tl.constexpr = -9223372036854775808.0

@@ -63,9 +63,7 @@ _ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 facts.ZERO_SIGN_OF_ROUNDOFF.update(f"{name}{way}" for name in _ANTIALIASED for way in ("", "_backward"))
 
 
-@facts.terms(
-    *(f"{name}{way}" for name in ("upsample_bicubic2d", *_ANTIALIASED) for way in ("", "_backward"))
-)
+@facts.terms(*(f"{name}{way}" for name in ("upsample_bicubic2d", *_ANTIALIASED) for way in ("", "_backward")))
 def _weighted_terms(sums: facts.Sums) -> float:
     """Return a multiple of the number of taps, whose weights depend on a rounded coordinate."""
     return 64.0
