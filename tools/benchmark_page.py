@@ -62,7 +62,8 @@ def _model(model: ModelResult, others: list[str]) -> str:
     after = f" after {model.context}" if model.context else ""
     name = f"{model.model} | {model.phase}, {model.batch} x {model.tokens} tokens{after}"
     speedups = " | ".join(f"{model.speedup(other):.2f}" for other in others)
-    alone = "" if model.device_speedup is None else f"{model.device_speedup:.2f}"
+    device = model.device_speedup()
+    alone = "" if device is None else f"{device:.2f}"
     rate = f"{model.tokens_per_second('aten'):,.0f}"
     return f"| {name} | {model.dtype} | {rate} | {aten / 1e3:.3f} | {speedups} | {alone} |"
 

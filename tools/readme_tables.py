@@ -31,7 +31,7 @@ def operators() -> Iterator[str]:
     models, drawn, results = (Run.load(FOLDER / f"{name}.json") for name in ("models_float32", "drawn", "results"))
     yield f"| {models.machine.device}, ATen's time over Tritonite's | cases | geometric mean | lowest tenth | lowest |"
     yield "| --- | --- | --- | --- | --- |"
-    passes = [each.device_speedup for each in models.models]
+    passes = [each.device_speedup() for each in models.models]
     names = ", ".join(_title(each.model) for each in models.models)
     yield _row(f"Forward passes in float32, device time: {names}", passes)
     for title, families in ROWS.items():

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
-from tritonite.bench.results import Change, Machine, ModelResult, Result, Run, readable, summaries
+from tritonite.bench.results import REFERENCE, Change, Machine, ModelResult, Result, Run, readable, summaries
 from tritonite.bench.run import Check
+from tritonite.bench.timing import EVERY, TRITONITE
 from tritonite.errors import ATEN_IS_FASTER
 
 _LAST = 20
@@ -59,7 +60,8 @@ def follow(
         try:
             for result in results:
                 if isinstance(result, ModelResult):
-                    run.models.append(result)
+                    # A pass comes again with its profile.
+                    run.models[:] = [each for each in run.models if each.key != result.key] + [result]
                     progress.update(task, advance=1, description=result.model)
                 else:
                     run.results.append(result)
@@ -168,12 +170,38 @@ def show_models(console: Console, models: Sequence[ModelResult]) -> None:
             device = model.device_times.get(name)
             shown.add_row(name, *row, "" if device is None else f"{device / 1e3:.3f}")
         console.print(shown)
-        if model.own_share is not None:
-            console.print(f"Tritonite's kernels: {model.own_share:.1%} of its pass's device time", highlight=False)
+        for name, share in model.call_shares.items():
+            spent = f", {model.device_shares[name]:.1%} of device time" if name in model.device_shares else ""
+            console.print(f"Tritonite's kernels in {name}: {share:.1%} of calls{spent}", highlight=False)
         operators = Table("operator", "calls", "ATen us", "Tritonite us", box=None)
         for name, calls, aten, ours in model.operators:
             operators.add_row(name, str(calls), f"{aten:.1f}", f"{ours:.1f}")
         console.print(operators)
+
+
+def show_zoo(console: Console, models: Sequence[ModelResult]) -> None:
+    """Print a row a pass: shares of Tritonite's kernels, and ATen's times over Tritonite's; then who became slower."""
+    numbers = ("of calls", "of device", "device x", "host x")
+    by_default = (Column(f"{name}", justify="right") for name in numbers)
+    every = (Column(f"every: {name}", justify="right") for name in numbers[:3])
+    aten = (Column(f"ATen {name} ms", justify="right") for name in ("device", "host"))
+    shown = Table("model", "pass", *aten, *by_default, *every, box=None)
+    for model in models:
+        device = model.device_times.get(REFERENCE)
+        times = "" if device is None else f"{device / 1e3:.2f}", f"{model.host_times[REFERENCE].median / 1e3:.2f}"
+        own = [*_shares(model, TRITONITE.name), _speedup(model.host_speedup())]
+        shown.add_row(model.model, model.phase, *times, *own, *_shares(model, EVERY.name))
+    console.print(shown)
+    slower = [each for each in models if (each.device_speedup() or 1.0) < 1.0]
+    for each in slower:
+        line = f"slower than ATen on the device by default: {each.model} {each.phase}, {each.device_speedup():.2f}"
+        console.print(line, highlight=False)
+
+
+def _shares(model: ModelResult, provider: str) -> list[str]:
+    """Return the parts of calls and device time that Tritonite's kernels take, and the speedup of device time."""
+    shares = (each.get(provider) for each in (model.call_shares, model.device_shares))
+    return [*("" if each is None else f"{each:.1%}" for each in shares), _speedup(model.device_speedup(provider))]
 
 
 def show_changes(console: Console, changes: Sequence[Change]) -> int:

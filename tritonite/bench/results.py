@@ -98,15 +98,16 @@ class ModelResult:
     """Times of a model's pass.
 
     Attributes:
-        model, phase, dtype, batch: identify the pass; `phase` is "prefill", "decode", "forward" or "train".
+        model, phase, dtype, batch: identify the pass; `phase` is "prefill", "decode", "encode", "forward" or "train".
         tokens: tokens of every sequence in the pass, after `context` earlier ones.
         times: times of the whole pass by provider, in microseconds.
         host_times: times until the call returned.
         operators: (name, calls a pass, ATen's microseconds a pass, Tritonite's) of the operators whose times differ
             most, largest difference first.
-        device_times: sum of all kernels' microseconds in a pass, of ATen and Tritonite; empty without a GPU.
-        own_share: the part of Tritonite's pass that its own kernels take, 0 to 1, of all kernels' time; None without a
-            GPU.
+        device_times: sum of all kernels' microseconds in a pass by profiled provider; empty without a GPU.
+        call_shares: the part of a pass's calls that Tritonite's kernels serve, 0 to 1, by provider.
+        device_shares: the part of a pass's device time that Tritonite's kernels take, 0 to 1, by provider; empty
+            without a GPU.
     """
 
     model: str
@@ -119,7 +120,12 @@ class ModelResult:
     operators: list[tuple[str, int, float, float]] = field(default_factory=list)
     context: int = 0
     device_times: dict[str, float] = field(default_factory=dict)
-    own_share: float | None = None
+    call_shares: dict[str, float] = field(default_factory=dict)
+    device_shares: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int, int]:
+        return self.model, self.phase, self.dtype, self.batch, self.tokens, self.context
 
     def tokens_per_second(self, provider: str) -> float:
         return self.batch * self.tokens / self.times[provider].median * 1e6
@@ -128,11 +134,14 @@ class ModelResult:
         """Return ATen's time of the pass over the provider's."""
         return self.times[REFERENCE].median / self.times[provider].median
 
-    @property
-    def device_speedup(self) -> float | None:
-        """ATen's device time of the pass over Tritonite's; None without a GPU."""
+    def device_speedup(self, provider: str = "tritonite") -> float | None:
+        """Return ATen's device time of the pass over a provider's; None without a profile on a GPU."""
         times = self.device_times
-        return times[REFERENCE] / times["tritonite"] if times else None
+        return times[REFERENCE] / times[provider] if times.keys() >= {REFERENCE, provider} else None
+
+    def host_speedup(self, provider: str = "tritonite") -> float:
+        """Return ATen's host time of the pass over a provider's."""
+        return self.host_times[REFERENCE].median / self.host_times[provider].median
 
 
 @dataclass(frozen=True)

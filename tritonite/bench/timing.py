@@ -50,6 +50,8 @@ def _scope(op: str | None) -> contextlib.AbstractContextManager[Any]:
 
 
 TRITONITE = Provider("tritonite", _scope)
+# Models with kernels also where ATen is known to be faster.
+EVERY = Provider("every kernel", lambda _: tritonite.use_gems(faster_only=False))
 COMPILE = Provider("compile", wrap=lambda function: torch.compile(function, dynamic=False))
 # torch.compile leaves some operators, such as matrix products, to ATen; Tritonite serves those here.
 BOTH = Provider("compile+tritonite", TRITONITE.scope, COMPILE.wrap)

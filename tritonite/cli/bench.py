@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Spelled out, because importing the benchmarks would slow every other command.
 _NAMES = "bert, convnext, llama, resnet, t5, unet, vae, vit or whisper"
-_TRAINED = "bert, convnext, llama, resnet, unet or vae"
+_TRAINED = "bert, convnext, llama, resnet, unet, vae or whisper"
 
 
 @app.command()
@@ -46,7 +46,8 @@ def report(
 
     kind, tiny = _model_dtype(dtype), tritonite.backend.interpreted
     for name in _models(model):
-        for phase in models.phases(name, kind, batch, tokens or _prompt(), tiny, channels_last=channels_last):
+        workload = models.Workload(kind, batch, tokens or _prompt(), tiny, channels_last)
+        for phase in models.phases(name, workload):
             with torch.inference_mode():
                 calls = tritonite.report(phase.forward)
                 phase.restore()
@@ -116,6 +117,20 @@ def _model_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def _model_dtypes(chosen: list[str] | None, zoo: str) -> list[torch.dtype]:
+    """Return the dtypes that models run in; of a zoo, whose models run in autocast, the dtypes computed in."""
+    from tritonite.bench import models
+
+    if not zoo:
+        return list(map(_model_dtype, chosen or [""]))
+    if zoo not in models.ZOOS:
+        raise typer.BadParameter(f"no zoo {zoo!r}; known zoos: {', '.join(models.ZOOS)}", param_hint="--zoo")
+    dtypes = list(map(_model_dtype, chosen or ["bfloat16"]))
+    if torch.float32 in dtypes:
+        raise typer.BadParameter("a zoo runs in autocast to float16 or bfloat16", param_hint="--dtype")
+    return dtypes
+
+
 def _prompt() -> int:
     """Return the default number of tokens of a prompt."""
     return 16 if tritonite.backend.interpreted else 512
@@ -141,6 +156,9 @@ def bench(
     batch: Annotated[int, typer.Option(min=1, help="sequences or images of a model's batch")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a model's prompt; default 512")] = None,
     train: Annotated[bool, typer.Option(help=f"time a training step of --model: {_TRAINED}")] = False,
+    zoo: Annotated[
+        str, typer.Option(help="vision: time inference and training of its models in autocast; --model selects some")
+    ] = "",
     channels_last: Annotated[bool, typer.Option(help="make models of images, and their images, channels-last")] = False,
     quick: Annotated[
         bool, typer.Option(help="only the operators that models run most, or a few shapes of --op")
@@ -176,7 +194,7 @@ def bench(
     from tritonite.bench.drawn import cases as random_cases
 
     _check_destinations(json, html, charts)
-    model_dtypes = list(map(_model_dtype, dtype or [""])) if _models(model) else []
+    model_dtypes = _model_dtypes(dtype, zoo) if _models(model) or zoo else []
     dtypes = dtypes_named(dtype) if dtype else None
     for name in measure or ():
         if name not in results.MEASURES or (name == "graph" and tritonite.device != "cuda"):
@@ -186,7 +204,9 @@ def bench(
             )
     earlier = results.Run.load(compare) if compare else None
     providers = [timing.TRITONITE, *map(run.provider, provider or ())]
-    kinds = tuple(measure or (() if model else ("device", "host")))
+    if zoo:
+        providers.insert(1, timing.EVERY)
+    kinds = tuple(measure or (() if model or zoo else ("device", "host")))
     named = (op and _operators(op), family, shape, dtypes)
     at_random = drawn is not None or case is not None
     which = functools.partial(cases.chosen, quick, kinds, *named)
@@ -194,37 +214,28 @@ def bench(
         which = functools.partial(random_cases, drawn or 0, seed, case, measure, *named)
     which = functools.partial(cases.shard, which, *_part(part))
     chosen = which()
-    if not chosen and not model:
+    if not chosen and not model and not zoo:
         raise typer.BadParameter("no case matches")
     names = [each.name for each in (timing.ATEN, *providers)]
     machine = run.machine(
         shlex.join(["tritonite", *sys.argv[1:]]), any(each.flops for each in chosen), seed if at_random else None
     )
     checks = _checks(which, len(chosen), provider or (), jobs or workers.usual_jobs(len(chosen)))
-    tiny = tritonite.backend.interpreted
-    length = tokens or _prompt()
-    passes = (
-        models.measure(
-            name,
-            (timing.ATEN, *providers),
-            dtype=kind,
-            batch=batch,
-            tokens=length,
-            tiny=tiny,
-            train=train,
-            channels_last=channels_last,
-            rounds=rounds,
-        )
-        for name in model or ()
-        for kind in model_dtypes
-    )
+    length, tiny = tokens or _prompt(), tritonite.backend.interpreted
+    workloads = [models.Workload(kind, batch, length, tiny, channels_last) for kind in model_dtypes]
+    subjects = [models.ModelCase(name, own, train) for name in model or () for own in workloads]
+    if zoo:
+        subjects = [each for own in workloads for each in models.zoo(zoo, own) if each.name in (model or [each.name])]
+    passes = models.measure(subjects, (timing.ATEN, *providers), rounds) if subjects else iter(())
     every: Iterator[results.Result | results.ModelResult]
-    every = itertools.chain(run.run(chosen, providers, rounds, checks), itertools.chain.from_iterable(passes))
-    measured = view.follow(console, machine, every, None if model else len(chosen), names, json)
+    every = itertools.chain(run.run(chosen, providers, rounds, checks), passes)
+    measured = view.follow(console, machine, every, None if subjects else len(chosen), names, json)
     if 0 < len(chosen) <= 40:
         console.print(view.table(measured, measured.results, names))
     view.summarise(console, measured)
     view.show_models(console, measured.models)
+    if zoo:
+        view.show_zoo(console, measured.models)
     _save(measured, json, html, charts)
     slower = view.show_changes(console, results.compare(earlier, measured)) if earlier else 0
     if measured.interrupted:

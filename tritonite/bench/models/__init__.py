@@ -9,7 +9,10 @@
 from tritonite.bench.models.catalog import MODELS as MODELS
 from tritonite.bench.models.catalog import OF_IMAGES as OF_IMAGES
 from tritonite.bench.models.catalog import STEPS as STEPS
+from tritonite.bench.models.catalog import ZOOS as ZOOS
+from tritonite.bench.models.catalog import ModelCase as ModelCase
 from tritonite.bench.models.catalog import phases as phases
+from tritonite.bench.models.catalog import zoo as zoo
 from tritonite.bench.models.passes import MINIMUM_SIMILARITY as MINIMUM_SIMILARITY
 from tritonite.bench.models.passes import measure as measure
 from tritonite.bench.models.workload import Phase as Phase

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import tritonite
-from tritonite.bench.models.workload import Phase, Workload, training
+from tritonite.bench.models.workload import Phase, Workload, norms
 from tritonite.demo import minilm_folder
 from tritonite.errors import TritoniteError
 
@@ -22,7 +22,7 @@ def bert(workload: Workload) -> list[Phase]:
         raise TritoniteError(message=f"bert takes at most {longest} tokens, not {length}")
     folder = None if workload.tiny else minilm_folder()
     if folder is not None:
-        model = BertModel.from_pretrained(folder, dtype=workload.dtype).eval().to(tritonite.device)
+        model = BertModel.from_pretrained(folder, dtype=workload.stored).eval().to(tritonite.device)
     else:
         model = workload.from_config(_bert_config(workload.tiny), "AutoModel")
     words = workload.words(model.config.vocab_size)[:, :-1]
@@ -80,6 +80,24 @@ def t5(workload: Workload) -> list[Phase]:
 
 def whisper(workload: Workload) -> list[Phase]:
     """Whisper base with random weights: 30 seconds of sound, and the first tokens of the text."""
+    model, sound, words = _whisper(workload, "AutoModel")
+    return [
+        Phase("forward", words.shape[1], lambda: model(input_features=sound, decoder_input_ids=words).last_hidden_state)
+    ]
+
+
+def whisper_step(workload: Workload) -> list[Phase]:
+    """A training step of Whisper base with random weights."""
+    model, sound, words = _whisper(workload, "AutoModelForSpeechSeq2Seq")
+    return [
+        workload.training(
+            model.train(), lambda: model(input_features=sound, labels=words).loss, norms(model), words.shape[1]
+        )
+    ]
+
+
+def _whisper(workload: Workload, kind: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Return a model of a class of transformers, 30 seconds of sound, and the first tokens of its text."""
     from transformers import WhisperConfig
 
     width, layers, heads, inner = (32, 1, 2, 64) if workload.tiny else (512, 6, 8, 2048)
@@ -89,12 +107,9 @@ def whisper(workload: Workload) -> list[Phase]:
     if workload.tiny:
         special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
         sizes |= {"vocab_size": 128, "num_mel_bins": 8, "max_source_positions": 20, **special}
-    model = workload.from_config(WhisperConfig(**sizes), "AutoModel")
+    model = workload.from_config(WhisperConfig(**sizes), kind)
     words = workload.words(model.config.vocab_size)[:, :-1][:, :32]
-    sound = workload.noise(model.config.num_mel_bins, 2 * model.config.max_source_positions)
-    return [
-        Phase("forward", words.shape[1], lambda: model(input_features=sound, decoder_input_ids=words).last_hidden_state)
-    ]
+    return model, workload.noise(model.config.num_mel_bins, 2 * model.config.max_source_positions), words
 
 
 def _bert_config(tiny: bool) -> Any:
@@ -118,4 +133,4 @@ def _sized(sizes: Sequence[int]) -> dict[str, int]:
 def _of_words(model: Any, compared: torch.nn.Parameter, workload: Workload, longest: int | None = None) -> Phase:
     """Return a step on the words of a prompt of at most `longest` tokens, which are also the labels."""
     words = workload.words(model.config.vocab_size)[:, :-1][:, :longest]
-    return training(model, lambda: model(words, labels=words).loss, [compared], words.shape[1])
+    return workload.training(model, lambda: model(words, labels=words).loss, [compared], words.shape[1])

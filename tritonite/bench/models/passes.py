@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 import tritonite
 from tritonite.bench import timing
-from tritonite.bench.models.catalog import phases
+from tritonite.bench.models.catalog import ModelCase, phases
 from tritonite.bench.models.workload import Phase
 from tritonite.bench.results import ModelResult, Timing
 from tritonite.bench.timing import Provider
@@ -19,6 +20,8 @@ from tritonite.report.report import profiler
 
 # The two providers whose operators are compared.
 COMPARED = (timing.ATEN.name, timing.TRITONITE.name)
+# The providers whose passes are profiled.
+PROFILED = (*COMPARED, timing.EVERY.name)
 # Least similarity to ATen's results. In fp16 and bf16 the rounding of every layer adds to the difference.
 MINIMUM_SIMILARITY = {torch.float32: 0.999, torch.float16: 0.99, torch.bfloat16: 0.99}
 _PASSES = 3
@@ -28,57 +31,81 @@ Ways = dict[Provider, Phase]
 
 
 def measure(
-    name: str,
-    providers: Sequence[Provider],
-    *,
-    dtype: torch.dtype,
-    batch: int = 1,
-    tokens: int = 512,
-    tiny: bool = False,
-    train: bool = False,
-    channels_last: bool = False,
-    rounds: int = timing.ROUNDS,
+    cases: Sequence[ModelCase], providers: Sequence[Provider], rounds: int = timing.ROUNDS
 ) -> Iterator[ModelResult]:
-    """Time a model's passes: a prompt of `tokens` tokens, and for a decoder one more token; or its training step.
+    """Time and then profile the passes of models: a prompt, and for a decoder one more token; or a training step.
 
     Args:
-        name: a key of MODELS.
+        cases: the models.
         providers: the providers to time; the first is ATen.
-        dtype: the model's dtype, a key of MINIMUM_SIMILARITY.
-        batch: number of sequences or images.
-        tokens: tokens of a prompt; models of images ignore them.
-        tiny: make a model of a few thousand weights.
-        train: time the training step instead.
-        channels_last: make a model of images channels-last, and say so in its name in the result.
         rounds: rounds in which providers take turns.
 
-    Yields a ModelResult for each pass. Raises WrongAnswer, before anything is timed, if a provider's results differ
-    from ATen's.
+    Yields a ModelResult with times for each pass, and once all are timed a second one with its profile. Raises
+    WrongAnswer, before anything of a model is timed, if a provider's results differ from ATen's.
     """
-    text, title = str(dtype).removeprefix("torch."), f"{name} channels-last" if channels_last else name
-    every = []
-    for phase in phases(name, dtype, batch, tokens, tiny, train, channels_last):
-        ways = {each: dataclasses.replace(phase, forward=each.wrap(phase.forward)) for each in providers}
-        _check(f"{title} {phase.name}, {text}", ways, MINIMUM_SIMILARITY[dtype])
-        every.append(ways)
-    # The profiler leaves hooks in the driver that slow calls, so all passes are timed before any is profiled.
-    measured = [(ways, *_times(ways, rounds)) for ways in every]
-    for ways, times, host_times in measured:
-        phase, (profiles, share) = next(iter(ways.values())), _profiles(ways)
-        device_times = {name: sum(taken for _, taken in own.values()) for name, own in profiles.items()}
-        yield ModelResult(
-            model=title,
-            phase=phase.name,
-            dtype=text,
-            batch=batch,
-            tokens=phase.tokens,
-            times=times,
-            host_times=host_times,
-            operators=_differences(profiles),
-            context=phase.context,
-            device_times=device_times if tritonite.device == "cuda" else {},
-            own_share=share if tritonite.device == "cuda" else None,
-        )
+    timed: list[list[ModelResult]] = []
+    for case in cases:
+        timed.append([_timed(case, ways, rounds) for ways in _checked(case, providers)])
+        yield from timed[-1]
+    # The profiler leaves hooks in the driver that slow calls, so models are made again after all have been timed.
+    profiled = [each for each in providers if each.name in PROFILED]
+    if not {each.name for each in profiled} >= set(COMPARED):
+        return
+    for case, results in zip(cases, timed, strict=True):
+        for ways, result in zip(_ways(case, profiled), results, strict=True):
+            yield dataclasses.replace(result, **_profiled(ways))
+
+
+def _ways(case: ModelCase, providers: Sequence[Provider]) -> list[Ways]:
+    every = phases(case.name, case.workload, case.train)
+    return [
+        {each: dataclasses.replace(phase, forward=each.wrap(phase.forward)) for each in providers} for phase in every
+    ]
+
+
+def _checked(case: ModelCase, providers: Sequence[Provider]) -> list[Ways]:
+    """Return the passes of a model. Raises WrongAnswer if a provider's results differ from ATen's."""
+    every = _ways(case, providers)
+    for ways in every:
+        phase = next(iter(ways.values()))
+        _check(f"{case.title} {phase.name}, {case.dtype}", ways, MINIMUM_SIMILARITY[case.workload.dtype])
+    return every
+
+
+def _timed(case: ModelCase, ways: Ways, rounds: int) -> ModelResult:
+    phase, (times, host_times) = next(iter(ways.values())), _times(ways, rounds)
+    return ModelResult(
+        model=case.title,
+        phase=phase.name,
+        dtype=case.dtype,
+        batch=case.workload.batch,
+        tokens=phase.tokens,
+        times=times,
+        host_times=host_times,
+        context=phase.context,
+    )
+
+
+def _profiled(ways: Ways) -> dict[str, Any]:
+    """Return the fields of ModelResult that profiles of a pass give."""
+    profiles = {provider.name: _profile(phase, provider) for provider, phase in ways.items()}
+    operators = {name: found for name, (found, _) in profiles.items()}
+    own = {each: phase for each, phase in ways.items() if each.name != timing.ATEN.name}
+    fields: dict[str, Any] = {
+        "operators": _differences(operators),
+        "call_shares": {each.name: _call_share(phase, each) for each, phase in own.items()},
+    }
+    if tritonite.device == "cuda":
+        fields["device_times"] = {name: sum(taken for _, taken in each.values()) for name, each in operators.items()}
+        fields["device_shares"] = {each.name: profiles[each.name][1] for each in own}
+    return fields
+
+
+def _call_share(phase: Phase, provider: Provider) -> float:
+    """Return the part of a pass's calls of operators that Tritonite's kernels serve, 0 to 1."""
+    with provider.scope(None):
+        reports = tritonite.report(_pass, phase).operators.values()
+    return sum(each.tritonite for each in reports) / max(sum(each.calls for each in reports), 1)
 
 
 def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
@@ -128,21 +155,9 @@ def _times(ways: Ways, rounds: int) -> tuple[dict[str, Timing], dict[str, Timing
     return whole, {name: Timing.of(returned for _, returned in taken) for name, taken in passes.items()}
 
 
-def _profiles(ways: Ways) -> tuple[dict[str, dict[str, tuple[int, float]]], float | None]:
-    """Profile the passes of ATen and Tritonite. Returns (profiles by provider, the share of Tritonite's own kernels).
-
-    Without both among the providers the result is ({}, None).
-    """
-    compared = {provider.name: (phase, provider) for provider, phase in ways.items() if provider.name in COMPARED}
-    if len(compared) < len(COMPARED):
-        return {}, None
-    profiled = {name: _profile(*each) for name, each in compared.items()}
-    return {name: operators for name, (operators, _) in profiled.items()}, profiled[timing.TRITONITE.name][1]
-
-
 def _differences(profiles: Mapping[str, dict[str, tuple[int, float]]]) -> list[tuple[str, int, float, float]]:
     """Return the operators whose times differ most, as in ModelResult.operators."""
-    if not profiles:
+    if not profiles.keys() >= set(COMPARED):
         return []
     aten, ours = (profiles[name] for name in COMPARED)
     rows = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tritonite.bench.models.workload import Phase, Workload, training
+from tritonite.bench.models.workload import Phase, Workload, norms
 from tritonite.errors import TritoniteError
 
 
@@ -67,7 +67,7 @@ def resnet(workload: Workload) -> list[Phase]:
 
 def resnet_step(workload: Workload) -> list[Phase]:
     """A training step of ResNet-50."""
-    return _of_labels(*_resnet(workload))
+    return _of_labels(workload, *_resnet(workload))
 
 
 def convnext(workload: Workload) -> list[Phase]:
@@ -77,7 +77,7 @@ def convnext(workload: Workload) -> list[Phase]:
 
 def convnext_step(workload: Workload) -> list[Phase]:
     """A training step of ConvNeXt-T."""
-    return _of_labels(*_convnext(workload))
+    return _of_labels(workload, *_convnext(workload))
 
 
 def _logits(model: Any, given: dict[str, torch.Tensor]) -> list[Phase]:
@@ -85,21 +85,8 @@ def _logits(model: Any, given: dict[str, torch.Tensor]) -> list[Phase]:
     return [Phase("forward", 1, lambda: model(pixel_values=images).logits.unsqueeze(1))]
 
 
-def _of_labels(model: Any, given: dict[str, torch.Tensor]) -> list[Phase]:
-    return [training(model.train(), lambda: model(**given).loss, _norms(model), 1)]
-
-
-def _norms(model: Any) -> list[torch.nn.Parameter]:
-    """Return the weights of the second half of all norms, whose gradients a training step returns.
-
-    Gradients of the first layers have the rounding errors of all others.
-    """
-    norms = [
-        each.weight
-        for each in model.modules()
-        if "Norm" in type(each).__name__ and isinstance(getattr(each, "weight", None), torch.nn.Parameter)
-    ]
-    return norms[len(norms) // 2 :]
+def _of_labels(workload: Workload, model: Any, given: dict[str, torch.Tensor]) -> list[Phase]:
+    return [workload.training(model.train(), lambda: model(**given).loss, norms(model), 1)]
 
 
 def _diffusers(workload: Workload, kind: str, sizes: dict[str, Any]) -> Any:
@@ -110,7 +97,7 @@ def _diffusers(workload: Workload, kind: str, sizes: dict[str, Any]) -> Any:
 
     # A change of dtype is logged as a warning.
     diffusers.utils.logging.set_verbosity_error()
-    return workload.model(lambda: getattr(diffusers, kind)(**sizes).to(workload.dtype))
+    return workload.model(lambda: getattr(diffusers, kind)(**sizes).to(workload.stored))
 
 
 def _unet(workload: Workload) -> tuple[Any, tuple[torch.Tensor, ...]]:
@@ -142,7 +129,7 @@ def unet_step(workload: Workload) -> list[Phase]:
     def loss() -> torch.Tensor:
         return torch.nn.functional.mse_loss(model(*given).sample.float(), target.float())
 
-    return [training(model.train(), loss, _norms(model), 1)]
+    return [workload.training(model.train(), loss, norms(model), 1)]
 
 
 def _vae(workload: Workload) -> tuple[Any, torch.Tensor]:
@@ -175,7 +162,7 @@ def vae_step(workload: Workload) -> list[Phase]:
     def loss() -> torch.Tensor:
         return torch.nn.functional.mse_loss(model(images).sample.float(), images.float())
 
-    return [training(model.train(), loss, _norms(model), 1)]
+    return [workload.training(model.train(), loss, norms(model), 1)]
 
 
 def _image_rows(images: torch.Tensor) -> torch.Tensor:

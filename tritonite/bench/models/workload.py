@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -37,11 +38,12 @@ class Workload:
     """The sizes and layout of what a model runs on.
 
     Attributes:
-        dtype: dtype of weights, images and sound.
+        dtype: dtype of weights, images and sound; with `autocast` the dtype that passes compute in.
         batch: number of sequences, images or recordings.
         tokens: tokens of a prompt.
         tiny: whether the model has a few thousand weights only.
         channels_last: whether images and weights are channels-last.
+        autocast: whether passes run in autocast, from float32 weights, images and sound.
     """
 
     dtype: torch.dtype
@@ -49,6 +51,16 @@ class Workload:
     tokens: int = 512
     tiny: bool = False
     channels_last: bool = False
+    autocast: bool = False
+
+    @property
+    def stored(self) -> torch.dtype:
+        """The dtype of weights, images and sound."""
+        return torch.float32 if self.autocast else self.dtype
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context manager of a forward pass."""
+        return torch.autocast(tritonite.device, self.dtype) if self.autocast else contextlib.nullcontext()
 
     def words(self, vocabulary: int) -> torch.Tensor:
         """Return (batch, tokens + 1) random words: the prompt, and one token more for a decoder.
@@ -62,7 +74,7 @@ class Workload:
     def noise(self, *shape: int, seed: int = 0) -> torch.Tensor:
         """Return fixed noise (batch, *shape) in place of images or sound."""
         drawn = torch.randn(self.batch, *shape, generator=torch.Generator().manual_seed(seed))
-        return self.laid(drawn.to(tritonite.device, self.dtype))
+        return self.laid(drawn.to(tritonite.device, self.stored))
 
     def laid(self, images: torch.Tensor) -> torch.Tensor:
         """Return images of the workload's memory format; other tensors unchanged."""
@@ -80,29 +92,43 @@ class Workload:
         """Return a model of transformers with random weights, of the class `kind`, such as "AutoModel"."""
         import transformers
 
-        config.dtype = self.dtype
+        config.dtype = self.stored
         if self.tiny and hasattr(config, "initializer_range"):
             # With the usual range, narrow layers would add next to nothing to their input.
             config.initializer_range = 0.2
         return self.model(lambda: getattr(transformers, kind).from_config(config))
 
+    def training(
+        self, model: Any, loss: Callable[[], torch.Tensor], compared: Iterable[torch.nn.Parameter], tokens: int
+    ) -> Phase:
+        """Return a training step: the loss, gradients, and a step of AdamW. Its result is the gradients of `compared`.
 
-def training(
-    model: Any, loss: Callable[[], torch.Tensor], compared: Iterable[torch.nn.Parameter], tokens: int
-) -> Phase:
-    """Return a training step: the loss, gradients, and a step of AdamW. Its result is the gradients of `compared`.
+        The learning rate is 0, so that all steps start from the same parameters. The result is (1, 1, elements).
+        """
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+        parameters = list(compared)
 
-    The learning rate is 0, so that all steps start from the same parameters. The result is (1, 1, elements).
+        def step() -> torch.Tensor:
+            with self.scope():
+                error = loss()
+            error.backward()
+            optimizer.step()
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            optimizer.zero_grad()
+            assert len(gradients) == len(parameters)
+            return torch.cat([each.reshape(1, 1, -1) for each in gradients], -1)
+
+        return Phase("train", tokens, step, trains=True)
+
+
+def norms(model: Any) -> list[torch.nn.Parameter]:
+    """Return the weights of the second half of all norms, whose gradients a training step returns.
+
+    Gradients of the first layers have the rounding errors of all others.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    parameters = list(compared)
-
-    def step() -> torch.Tensor:
-        loss().backward()
-        optimizer.step()
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        optimizer.zero_grad()
-        assert len(gradients) == len(parameters)
-        return torch.cat([each.reshape(1, 1, -1) for each in gradients], -1)
-
-    return Phase("train", tokens, step, trains=True)
+    every = [
+        each.weight
+        for each in model.modules()
+        if "Norm" in type(each).__name__ and isinstance(getattr(each, "weight", None), torch.nn.Parameter)
+    ]
+    return every[len(every) // 2 :]
