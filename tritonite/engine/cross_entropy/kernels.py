@@ -357,7 +357,8 @@ def finish_losses(
     """Store losses, z-losses and whether the largest logit is the target's, for rows or if META.reduced, for all.
 
     The only program of a reduction adds up float64. A mean is divided by the total weight of the targets, which is
-    stored in `results.total`; the accuracy is divided by the number of rows that count.
+    stored in `results.total`: 0 if no row counts, nan if the weights of the rows that count add up to 0. The accuracy
+    is divided by the number of rows that count.
     """
     wait_for_previous_launch()
     if META.reduced:
@@ -380,6 +381,9 @@ def finish_losses(
                 hit = counts & (tl.load(statistics.best + row, mask=row < n_rows, other=-1) == target)
                 hits += tl.where(hit, 1.0, 0.0).to(tl.float64)
         total = tl.sum(weights, 0)
+        if META.mean:
+            # ATen divides a loss of 0 by 0, so that the mean and the gradients of the rows that count are nan.
+            total = tl.where((total == 0) & (tl.sum(counted, 0) > 0), float("nan"), total)
         divisor = total if META.mean else tl.full((), 1.0, tl.float64)
         tl.store(results.loss, (tl.sum(losses, 0) / divisor).to(META.compute))
         if results.total is not None:
@@ -403,16 +407,25 @@ def finish_losses(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n"])
-def scale_gradient(x, out, grad, total, n, META: tl.constexpr):
-    """Write x times the loss's gradient, with META.mean over the total weight, for META.columns of n elements."""
+@triton.jit(do_not_specialize=["n", "size", "ignore_index"])
+def scale_gradient(x, out, grad, total, target, n, size, ignore_index: tl.int64, META: tl.constexpr):
+    """Write x times the loss's gradient, with META.mean over the total weight, for META.columns of n elements.
+
+    `target` is that of the rows of x, which have `size` elements, or None where x is no gradient by rows.
+    """
     wait_for_previous_launch()
     index = tl.program_id(0).to(META.index) * META.columns + tl.arange(0, META.columns)
     factor = tl.load(grad + tl.arange(0, 1)).to(META.compute)
     if META.mean:
-        divisor = tl.load(total + tl.arange(0, 1))
+        divisor = tl.load(total)
         # Without a row that counts, every gradient is 0.
-        factor = tl.where(divisor == 0, 0.0, true_divide(factor, divisor))
+        factor = tl.where(divisor == 0, 0.0, true_divide(factor, tl.broadcast_to(divisor, (1,))))
+        if target is not None:
+            factor = tl.broadcast_to(factor, (META.columns,))
+            if divisor != divisor:
+                # Ignored rows have a gradient of 0 where others have nan.
+                own = tl.load(target + index // size, mask=index < n, other=0)
+                factor = tl.where(own == ignore_index, 0.0, factor)
     value = tl.load(x + index, mask=index < n, other=0).to(META.compute) * factor
     tl.store(out + index, value.to(out.dtype.element_ty), mask=index < n)
 

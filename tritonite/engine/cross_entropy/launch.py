@@ -180,15 +180,27 @@ def finish(
     return results
 
 
-def scale(x: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, total: torch.Tensor | None) -> None:
-    """Write a contiguous gradient times the loss's gradient; with `total`, over the total weight."""
+def scale(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    total: torch.Tensor | None,
+    target: torch.Tensor | None = None,
+    ignore_index: Any = 0,
+) -> None:
+    """Write a contiguous gradient times the loss's gradient; with `total`, over the total weight.
+
+    `target` is contiguous and has the class of each row of x, or is None if x is no gradient by rows.
+    """
     n = x.numel()
     if not n:
         return
     block = table().gradient
     index = offset_type(x.view(-1))
     meta = LossMeta(index, TRITON_DTYPES[opmath(x.dtype)], 1, block.elements, mean=total is not None)
-    kernels.scale_gradient[(-(-n // block.elements),)](*(x, out, grad, total, n), META=meta, num_warps=block.warps)
+    kernels.scale_gradient[(-(-n // block.elements),)](
+        *(x, out, grad, total, target, n, x.shape[-1], ignore_index), META=meta, num_warps=block.warps
+    )
 
 
 def add_columns(x: torch.Tensor, out: torch.Tensor, accumulate: bool) -> None:

@@ -42,7 +42,7 @@ def _calls(dtype: torch.dtype, classes: int, every: bool) -> Iterator[tuple[str,
     wanted = (True, True, every)
     yield "linear_cross_entropy", (*given, *mean, *chunks, every, every, *wanted)
     gradients = head[0], head[1].to(rows.dtype), None
-    yield "linear_cross_entropy_scaled", (one[0], one if every else None, head[1], None, *gradients)
+    yield "linear_cross_entropy_scaled", (one[0], one if every else None, target, head[1], None, *gradients, -100)
     every_weight = None if weight is None else torch.cat([weight, weight])
     shard = (*head, target, weight, every_weight, classes, 2 * classes)
     yield "linear_cross_entropy_shard", (*shard, *none, 32, every)
