@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from compositions import agree, close, normal
 from conftest import every_second
 
 import tritonite
-from tritonite import fused
-from tritonite.engine.cross_entropy import head, table
+from tritonite import devices, fused
+from tritonite.engine.cross_entropy import head, launch, table
 from tritonite.errors import Unsupported
 from tritonite.testing.compositions import losses
 
@@ -68,6 +69,22 @@ def test_rows_of_several_blocks(classes, options, change_tables):
         weight = torch.rand(classes, device=tritonite.device) if reduction == "sum" else None
         functions = both(targets(5, classes=classes), weight, 4, reduction=reduction, **options)
         agree(*functions, operands(5, classes=classes), terms=16, grad_terms=64)
+
+
+@pytest.mark.parametrize("options", TERMS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_few_rows_are_read_in_slices(options, weighted, change_tables, monkeypatch):
+    """The gradient by the logits of a chunk with few tokens is written by several programs for each row."""
+    combined = mock.Mock(wraps=launch._read_slices)
+    monkeypatch.setattr(launch, "_read_slices", combined)
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 12)
+    block = {"elements": 16, "warps": 1}
+    change_tables(cross_entropy=dict.fromkeys(("once", "gradient"), block) | {"saved_blocks": 2})
+    weight = torch.rand(70, device=tritonite.device) if weighted else None
+    for reduction in ("mean", "none"):
+        functions = both(targets(5, classes=70), weight, 3, reduction=reduction, **options)
+        agree(*functions, operands(5, classes=70), terms=16, grad_terms=64)
+    assert combined.call_count == 4
 
 
 @pytest.mark.smoke
