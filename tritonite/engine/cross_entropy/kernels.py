@@ -11,6 +11,7 @@ and its gradient by x_j, with p = exp(x - lse) and W = sum_j w_j, is
 
 times 1 - (x_j / c)^2 where x is capped. Both are multiplied by the row's token scale.
 """
+# Over 500 lines: losses and gradients, of whole rows and of slices, share the device functions of logits and weights.
 
 from __future__ import annotations
 
