@@ -1,6 +1,7 @@
 """Cross entropy of logits against torch's in float64: terms, reductions, layouts, in place, errors, transforms."""
 
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from compositions import agree, close, normal
 from conftest import FULL, every_second
 
 import tritonite
-from tritonite import fused
+from tritonite import devices, fused
 from tritonite.engine.cross_entropy import launch
 from tritonite.errors import Unsupported
 from tritonite.testing.compositions import losses
@@ -79,6 +80,64 @@ def test_rows_of_several_blocks(options, classes, small_blocks):
         agree(
             *both(target, weight, reduction="sum", **options), [normal(9, classes, grad=True)], terms=16, grad_terms=16
         )
+
+
+@pytest.fixture
+def slices(small_blocks, change_tables, monkeypatch):
+    """Read rows of three blocks or more in slices, and count the launches that combine slices."""
+    combined = mock.Mock(wraps=launch._read_slices)
+    monkeypatch.setattr(launch, "_read_slices", combined)
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 12)
+    change_tables(cross_entropy={"saved_blocks": 2})
+    return combined
+
+
+@pytest.mark.parametrize("options", TERMS)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_few_rows_are_read_in_slices(options, rows, slices):
+    """Rows are sliced by a block, by two, and by five, where all are as long as a multiple of a block, and by one."""
+    for classes, weighted in ((70, True), (160, False)):
+        weight = torch.rand(classes, device=tritonite.device) if weighted else None
+        functions = both(targets(rows, classes=classes, ignored=0.1), weight, reduction="sum", **options)
+        agree(*functions, [normal(rows, classes, grad=True)], terms=16, grad_terms=16)
+    assert slices.call_count == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slices_in_every_dtype_and_layout(dtype, slices):
+    target, options = targets(3, classes=70), {"label_smoothing": 0.1, "z_loss": 0.01, "reduction": "mean"}
+    for own in layouts(normal(3, 70, dtype=dtype)):
+        agree(*both(target, **options), [own.detach().requires_grad_()], terms=16, grad_terms=16)
+    assert slices.call_count == 3
+
+
+def test_slices_of_infinite_and_equal_logits(slices):
+    """A slice of -inf alone adds nothing, a nan makes the loss nan, and the first of equal logits is the largest."""
+    x = normal(4, 70)
+    x[0, 16:64], x[1, 3], x[2], x[3, 20:] = -torch.inf, torch.nan, 1.0, 9.0
+    target = torch.tensor([5, 5, 0, 20], device=x.device)
+    loss, hits = fused.cross_entropy(x, target, reduction="none", return_accuracy=True)
+    torch.testing.assert_close(loss, functional.cross_entropy(x, target, reduction="none"), equal_nan=True)
+    assert hits[2:].tolist() == [1, 1] and slices.call_count == 1
+
+
+def test_rows_are_not_sliced_in_invariant_mode(slices):
+    x, target = normal(2, 70), targets(2, classes=70, ignored=0)
+    with tritonite.use_gems(invariant=True):
+        fused.cross_entropy(x, target)
+    assert not slices.call_count
+    fused.cross_entropy(x, target)
+    assert slices.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "expected"),
+    [(22, 50_257, 8192), (1, 50_257, 4096), (132, 50_257, 28_672), (300, 50_257, 50_257), (22, 16_384, 16_384)],
+)
+def test_slices_of_the_device(rows, classes, expected, monkeypatch):
+    """Few rows have slices, unless slices save too few blocks."""
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    assert launch._columns_of_slice(torch.empty(0), rows, classes) == expected
 
 
 @pytest.mark.parametrize("classes", [1, 3, 300])

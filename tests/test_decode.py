@@ -41,9 +41,9 @@ def _operands(B=2, H=4, shared=2, S=1, T=300, D=16, V=None, dtype=torch.float32)
     return [_drawn(*shape, dtype=dtype) for shape in shapes]
 
 
-def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, padded=0, far=1e-5):
-    """Compare results and logarithms, written to memory of nan, with the definition."""
-    work = Problem(query, key, value, bias, scale, causal, diagonal, "ieee")
+def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, padded=0, far=1e-5, **options):
+    """Compare results and logarithms, written to memory of nan, with the definition; `options` are `Problem`'s."""
+    work = Problem(query, key, value, bias, scale, causal, diagonal, "ieee", **options)
     queries = query.shape[2]
     out = query.new_full((*query.shape[:3], value.shape[3]), math.nan)
     logsumexp = torch.full((*query.shape[:2], max(queries, padded)), math.nan, device=query.device)
@@ -51,14 +51,20 @@ def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, p
     ratio = query.shape[1] // key.shape[1]
     wide, key, value = query.double(), *[x.double().repeat_interleave(ratio, 1) for x in (key, value)]
     scores = wide @ key.mT * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+    if work.softcap is not None:
+        scores = work.softcap * torch.tanh(scores / work.softcap)
     seen = torch.ones(scores.shape, dtype=torch.bool, device=query.device)
     seen = seen.tril(diagonal) if causal else seen
+    seen = seen if work.window is None else seen.triu(diagonal - work.window + 1)
     if bias is not None and bias.dtype is torch.bool:
         seen = seen & bias
     elif bias is not None:
         scores = scores + bias.double()
-    shares = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
-    logarithms = scores.masked_fill(~seen, -math.inf).logsumexp(-1)
+    lowest = scores.new_tensor(-math.inf)
+    sinks = lowest.expand(query.shape[1]) if work.sinks is None else work.sinks.double()
+    every = torch.cat((scores.where(seen, lowest), sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
+    logarithms = every.logsumexp(-1)
+    shares = every.clamp(min=-1e300).softmax(-1)[..., :-1] * seen
     torch.testing.assert_close(out.double(), shares @ value, atol=far, rtol=far)
     logarithms = logarithms.masked_fill(logarithms == -math.inf, 0)
     torch.testing.assert_close(logsumexp[:, :, :queries].double(), logarithms, atol=1e-5, rtol=1e-5)
@@ -103,6 +109,48 @@ def test_masks_that_leave_splits_or_rows_without_keys(small_tiles):
     out = _check(*_operands(S=3, T=KEYS), bias=mask.expand(2, 4, 3, KEYS))
     assert out[:, :, 2].eq(0).all()
     _check(*_operands(S=3, T=KEYS), bias=(mask.float() * 30 - 30).expand(2, 4, 3, KEYS))
+
+
+@pytest.mark.parametrize(("window", "S", "diagonal"), covering(2, [1, 10, 40, 5000], [1, 3], [KEYS - 3, 20, -2]))
+def test_windows(small_tiles, window, S, diagonal):
+    """A window is shorter than a split, begins and ends within splits, is longer than the keys, or holds no key."""
+    _check(*_operands(B=1, S=S, T=KEYS), causal=True, diagonal=diagonal, window=window)
+
+
+@pytest.mark.parametrize(("dtype", "softcap"), [(torch.float32, 0.5), (torch.float32, 30.0), (torch.bfloat16, 2.0)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_soft_caps(small_tiles, dtype, softcap, biased):
+    bias = _drawn(1, 1, 1, KEYS, dtype=dtype).expand(1, 4, 2, KEYS) if biased else None
+    far = 2e-6 if dtype is torch.float32 else 3e-2
+    _check(*_operands(B=1, S=2, T=KEYS, dtype=dtype), bias=bias, scale=2.0, softcap=softcap, far=far)
+
+
+@pytest.mark.parametrize("T", [0, 10, KEYS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sinks_count_once(small_tiles, T, dtype):
+    """A row's sink counts once, whatever the number of splits. A sink of -inf counts for nothing."""
+    query, key, value = _operands(B=1, H=6, S=2, T=T, dtype=dtype)
+    sinks = torch.tensor([-math.inf, -3.0, 0.0, 1.0, 9.0, 100.0], device=query.device).to(dtype)
+    far = 1e-5 if dtype is torch.float32 else 4e-3
+    out = _check(query, key, value, sinks=sinks, far=far)
+    assert out[:, 0].any() == (T > 0) and out[:, 1].any() == (T > 0)
+
+
+def test_windows_caps_sinks_and_a_bias_together(small_tiles):
+    bias = _drawn(1, 1, 3, KEYS).expand(2, 6, 3, KEYS)
+    options = {"window": 50, "softcap": 2.0, "sinks": _drawn(6)}
+    _check(*_operands(H=6, S=3, T=KEYS), bias=bias, causal=True, diagonal=KEYS - 3, scale=-0.7, **options)
+
+
+def test_a_window_has_splits_of_its_own_keys(monkeypatch):
+    """Splits divide the keys that queries see, not all keys."""
+    asked = []
+    split = table.keys_of_split
+    monkeypatch.setattr(
+        decode.table, "keys_of_split", lambda _, keys, *rest: asked.append(keys) or split(_, keys, *rest)
+    )
+    _check(*_operands(B=1, S=2, T=300), causal=True, diagonal=298, window=20)
+    assert asked == [21]
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
@@ -177,6 +225,8 @@ def test_calls_that_decoding_serves(S, T, H, serves):
     assert decode.decodes(work) == serves
     assert not decode.decodes(work._replace(causal=True))
     assert decode.decodes(work._replace(causal=True, diagonal=T - S)) == serves
+    assert decode.decodes(work._replace(causal=True, diagonal=T - S, window=100)) == serves
+    assert decode.decodes(work._replace(softcap=30.0, sinks=query.new_zeros(H))) == serves
     with contract.under(contract.settings_of(invariant=True)):
         assert not decode.decodes(work)
 

@@ -2,6 +2,10 @@
 
 import functools
 import math
+import os
+import subprocess
+import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +14,7 @@ from conftest import some
 
 import tritonite
 from tritonite import fused
-from tritonite.engine.attention import problem
+from tritonite.engine.attention import decode, problem
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.problem import Problem
@@ -18,6 +22,8 @@ from tritonite.engine.attention.table import Tile, Tiles
 from tritonite.errors import Unsupported
 
 library = torch.ops.tritonite
+# The package has a function of the module's name.
+attention_operators = sys.modules["tritonite.fused.attention"]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
@@ -137,6 +143,48 @@ def test_queries_that_see_no_key_get_zero(small_tiles):
     grads = torch.autograd.grad(out.sum(), (query, key, value))
     assert not out[:, :, :30].any() and not grads[0][:, :, :30].any()
     assert out[:, :, 30:].all() and all(torch.isfinite(grad).all() for grad in grads)
+
+
+DECODED = [
+    {"window": 20},
+    {"softcap": 2.0},
+    {},
+    {"window": (300, 0), "softcap": 30.0},
+    {"window": (7, 2), "is_causal": True},
+    {"window": (0, 0), "scale": -0.6},
+]
+
+
+@pytest.mark.parametrize(("options", "queries", "dtype"), some(DECODED, [1, 3], DTYPES, turns=1))
+@pytest.mark.parametrize("sinks", [False, True])
+def test_few_queries_of_many_keys(options, queries, dtype, sinks, monkeypatch):
+    """Calls are decoded in splits. Gradients follow from the logsumexp that decoding stores."""
+    decoded = mock.Mock(wraps=attention_operators.decode)
+    monkeypatch.setattr(attention_operators, "decode", decoded)
+    monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 128)
+    agree(operands(H=4, shared=2, L=queries, S=260, D=8, dtype=dtype, sinks=sinks), options)
+    assert decoded.call_count == 1
+
+
+@pytest.mark.parametrize("path", ["native", "python"])
+def test_decoding_goes_either_path(path):
+    """The test has a process of its own, because operators are registered once."""
+    code = """
+import tritonite
+from test_fused_attention import agree, operands
+
+given = operands(H=4, shared=2, L=1, S=300, sinks=True)
+for scale in (0.3, -0.5):
+    agree(given, {"window": 20, "softcap": 2.0, "scale": scale})
+counts = tritonite.stats()["tritonite::attention"]
+print("launched", counts.launched, "replayed", counts.replayed, "declined", sum(counts.declined.values()))
+"""
+    places = os.pathsep.join((os.path.dirname(__file__), *sys.path))
+    own = os.environ | {"PYTHONPATH": places, "TRITONITE_NATIVE": str(int(path == "native"))}
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    expected = "launched 1 replayed 1" if path == "native" else "launched 2 replayed 0"
+    assert done.stdout.strip() == f"{expected} declined 0"
 
 
 def test_sinks_of_infinity_count_for_nothing():

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from compositions import agree, close, normal
 from conftest import every_second
 
 import tritonite
-from tritonite import fused
-from tritonite.engine.cross_entropy import head, table
+from tritonite import devices, fused
+from tritonite.engine.cross_entropy import head, launch, table
 from tritonite.errors import Unsupported
 from tritonite.testing.compositions import losses
 
@@ -68,6 +69,22 @@ def test_rows_of_several_blocks(classes, options, change_tables):
         weight = torch.rand(classes, device=tritonite.device) if reduction == "sum" else None
         functions = both(targets(5, classes=classes), weight, 4, reduction=reduction, **options)
         agree(*functions, operands(5, classes=classes), terms=16, grad_terms=64)
+
+
+@pytest.mark.parametrize("options", TERMS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_few_rows_are_read_in_slices(options, weighted, change_tables, monkeypatch):
+    """The gradient by the logits of a chunk with few tokens is written by several programs for each row."""
+    combined = mock.Mock(wraps=launch._read_slices)
+    monkeypatch.setattr(launch, "_read_slices", combined)
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 12)
+    block = {"elements": 16, "warps": 1}
+    change_tables(cross_entropy=dict.fromkeys(("once", "gradient"), block) | {"saved_blocks": 2})
+    weight = torch.rand(70, device=tritonite.device) if weighted else None
+    for reduction in ("mean", "none"):
+        functions = both(targets(5, classes=70), weight, 3, reduction=reduction, **options)
+        agree(*functions, operands(5, classes=70), terms=16, grad_terms=64)
+    assert combined.call_count == 4
 
 
 @pytest.mark.smoke
@@ -151,6 +168,32 @@ def test_all_tokens_ignored(reduction):
     assert loss.isnan() if reduction == "mean" else not loss.any()
     for grad in torch.autograd.grad(loss.sum(), given):
         assert not grad.any()
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("ignored", ["none", "some", "all"])
+@pytest.mark.parametrize("zeros", ["targets", "all"])
+def test_class_weights_of_zero(zeros, ignored, reduction, label_smoothing):
+    """A mean over a total weight of 0 is nan, as torch's is, with gradients of nan for tokens that are not ignored."""
+    target = torch.full((5,), 3, device=tritonite.device)
+    target[: {"none": 0, "some": 2, "all": 5}[ignored]] = -100
+    class_weight = torch.ones(21, device=tritonite.device)
+    class_weight[3 if zeros == "targets" else ...] = 0
+    given = [each.detach().requires_grad_() for each in operands(5)]
+    wide = [each.detach().double().requires_grad_() for each in given]
+    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    expected = torch.nn.functional.cross_entropy(
+        wide[0] @ wide[1].mT + wide[2], target, class_weight.double(), **options
+    )
+    exact = expected, *torch.autograd.grad(expected.sum(), wide)
+    x, weight, bias = given
+    for found in (
+        fused.linear_cross_entropy(x, weight, target, bias, class_weight=class_weight, chunk_tokens=2, **options),
+        fused.cross_entropy(x @ weight.mT + bias, target, class_weight, **options),
+    ):
+        for ours, theirs in zip((found, *torch.autograd.grad(found.sum(), given)), exact, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -273,7 +316,7 @@ def calls():
     backward = library.linear_cross_entropy_backward
     yield backward, (lse, *plain, lse, None, one, 0, 6, -100, "none", 0.1, None, 0.0, *chunks, True, True, True)
     yield backward, (one[0], *plain, lse, one, None, 0, 6, -100, "mean", 0.0, None, 0.0, *chunks, True, False, False)
-    yield library.linear_cross_entropy_scaled, (one[0], one, *plain[1:4:2], plain[0], plain[1], None)
+    yield library.linear_cross_entropy_scaled, (one[0], one, *plain[1:4], plain[0], plain[1], None, -100)
     yield library.linear_cross_entropy_shard, (*plain[:5], 0, 6, *numbers, 3, True)
     rows = lse, normal(5), normal(5), one, plain[2]
     yield library.cross_entropy_of_statistics, (plain[2], *factors, *rows, 6, *numbers, True)

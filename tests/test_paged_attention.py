@@ -84,7 +84,7 @@ class Sequences:
     def attended(self, **given):
         return fused.paged_attention(*self.operands, cu_seqlens=self.starts, **given)
 
-    def expected(self, scale=None, softcap=None, window=None, key_scale=None, value_scale=None):
+    def expected(self, scale=None, softcap=None, window=None, key_scale=None, value_scale=None, sinks=None):
         """Return the result by the definition, sequence by sequence."""
         results, first = [], 0
         ratio = self.query.shape[1] // self.key.shape[2]
@@ -100,7 +100,10 @@ class Sequences:
             seen = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
             if window is not None:
                 seen = seen.triu(length - count - window + 1)
-            shares = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
+            scores = scores.masked_fill(~seen, -1e30)
+            sink = scores.new_full((1, 1, 1), -1e30) if sinks is None else sinks.double()[:, None, None]
+            every = torch.cat((scores, sink.expand(*scores.shape[:2], 1)), -1)
+            shares = every.softmax(-1)[..., :-1] * seen
             results.append((shares @ value).transpose(0, 1))
         return torch.cat(results)
 
@@ -163,6 +166,15 @@ def test_keys_before_a_window_are_not_read(small_tiles):
 @pytest.mark.parametrize("softcap", [0.0, 0.5, 30.0])
 def test_soft_caps(small_tiles, softcap):
     Sequences([100, 31], tokens=[20 if FULL else 9, 1]).check(softcap=softcap, scale=0.7)
+
+
+@pytest.mark.parametrize("window", [None, 1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sinks_count_once(small_tiles, window, dtype):
+    """A head's sink counts once for a token, in one split and in several, also for tokens without keys."""
+    sinks = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=tritonite.device).to(dtype)
+    Sequences([100, 1, 0, 31], dtype=dtype).check(sinks=sinks, window=window)
+    Sequences([4, 100], tokens=[9, 3], dtype=dtype).check(sinks=sinks.float(), softcap=3.0, window=window)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, 2.0])
@@ -315,6 +327,8 @@ def _operands():
         (lambda x: dict.fromkeys(("key_scale", "value_scale"), torch.ones(3)), "must be one element"),
         (lambda x: {"softcap": -1.0}, "softcap is -1.0"),
         (lambda x: {"window": 0}, "window is 0"),
+        (lambda x: {"sinks": torch.zeros(3)}, "sinks has the shape"),
+        (lambda x: {"sinks": torch.zeros(4, dtype=torch.float16)}, "sinks is torch.float16"),
     ],
 )
 def test_invalid_calls_raise(change, message):

@@ -15,7 +15,8 @@ from tritonite.errors import Unsupported
 library = torch.ops.tritonite
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
-WANTED = [(dtype, granularity) for dtype in (FLOAT8, INT8) for granularity in ("token", "block", "tensor")]
+# A scale of the tensor is computed for "tensor", and given for "static".
+WANTED = [(dtype, kind) for dtype in (FLOAT8, INT8) for kind in ("token", "block", "tensor", "static")]
 WIDTHS = [1, 5, 127, 128, 300]
 
 
@@ -34,7 +35,7 @@ def reference(x, dtype, granularity, scale=None):
         scale = blocks.abs().amax(-1) / most
         each = scale.repeat_interleave(128, -1)[..., : wide.shape[-1]]
     else:
-        scale = each = scale.reshape(1).cpu()
+        scale = each = (wide.abs().amax().reshape(1) / most) if scale is None else scale.reshape(1).cpu()
     value = wide * torch.where(each == 0, 0.0, 1.0 / each)
     least = -128.0 if dtype is INT8 else -most
     value = value.clamp(least, most)
@@ -42,8 +43,10 @@ def reference(x, dtype, granularity, scale=None):
     return value.to(dtype).to(device), scale.to(device)
 
 
-def static(granularity, value=0.01):
-    return torch.full((1,), value, device=tritonite.device) if granularity == "tensor" else None
+def options(kind):
+    """Return the granularity and the scale of an element of WANTED."""
+    one = torch.full((1,), 0.01, device=tritonite.device)
+    return {"granularity": "tensor", "scale": one} if kind == "static" else {"granularity": kind, "scale": None}
 
 
 def same(actual, expected):
@@ -57,50 +60,50 @@ def same(actual, expected):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("given", DTYPES)
-@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
-def test_quantize(dtype, granularity, given):
+@pytest.mark.parametrize(("dtype", "kind"), WANTED)
+def test_quantize(dtype, kind, given):
     for width in WIDTHS:
-        x, scale = normal(2, 3, width, dtype=given), static(granularity)
-        same(fused.quantize(x, dtype, granularity, scale), reference(x, dtype, granularity, scale))
+        x = normal(2, 3, width, dtype=given)
+        same(fused.quantize(x, dtype, **options(kind)), reference(x, dtype, **options(kind)))
 
 
-@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
-def test_rows_in_chunks_and_rows_read_twice(dtype, granularity, tiny_blocks):
+@pytest.mark.parametrize(("dtype", "kind"), WANTED)
+def test_rows_in_chunks_and_rows_read_twice(dtype, kind, tiny_blocks):
     for width in (300, 1100):
-        x, scale = normal(3, width), static(granularity)
-        same(fused.quantize(x, dtype, granularity, scale), reference(x, dtype, granularity, scale))
+        x = normal(3, width)
+        same(fused.quantize(x, dtype, **options(kind)), reference(x, dtype, **options(kind)))
 
 
 @pytest.mark.parametrize("given", DTYPES)
-@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
-def test_swiglu_quantize(dtype, granularity, given):
+@pytest.mark.parametrize(("dtype", "kind"), WANTED)
+def test_swiglu_quantize(dtype, kind, given):
     for width in WIDTHS[1:]:
-        x, scale = normal(3, 2 * width, dtype=given), static(granularity)
-        expected = fused.quantize(fused.swiglu(x), dtype, granularity, scale)
-        same(fused.swiglu_quantize(x, dtype=dtype, granularity=granularity, scale=scale), expected)
+        x = normal(3, 2 * width, dtype=given)
+        expected = fused.quantize(fused.swiglu(x), dtype, **options(kind))
+        same(fused.swiglu_quantize(x, dtype=dtype, **options(kind)), expected)
         x, y = x.chunk(2, -1)
-        same(fused.swiglu_quantize(x, y, dtype=dtype, granularity=granularity, scale=scale), expected)
+        same(fused.swiglu_quantize(x, y, dtype=dtype, **options(kind)), expected)
 
 
 @pytest.mark.parametrize("given", DTYPES)
-@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
-def test_rms_norm_quantize(dtype, granularity, given):
+@pytest.mark.parametrize(("dtype", "kind"), WANTED)
+def test_rms_norm_quantize(dtype, kind, given):
     for width, casting, offset in ((1, "llama", 0.0), (127, "gemma", 1.0), (128, "none", 0.0), (300, "llama", 1.0)):
         x, residual, weight = normal(3, width, dtype=given), normal(3, width, dtype=given), normal(width, dtype=given)
-        wanted = {"dtype": dtype, "granularity": granularity, "scale": static(granularity)}
-        kind = {"offset": offset, "casting": casting}
-        expected = fused.quantize(fused.rms_norm(x, weight, **kind), **wanted)
-        same(fused.rms_norm_quantize(x, weight, **kind, **wanted), expected)
-        normalized, total = fused.rms_norm(x, weight, residual=residual, **kind)
+        wanted = {"dtype": dtype, **options(kind)}
+        norm = {"offset": offset, "casting": casting}
+        expected = fused.quantize(fused.rms_norm(x, weight, **norm), **wanted)
+        same(fused.rms_norm_quantize(x, weight, **norm, **wanted), expected)
+        normalized, total = fused.rms_norm(x, weight, residual=residual, **norm)
         expected = (*fused.quantize(normalized, **wanted), total)
-        same(fused.rms_norm_quantize(x, weight, residual=residual, **kind, **wanted), expected)
+        same(fused.rms_norm_quantize(x, weight, residual=residual, **norm, **wanted), expected)
 
 
-@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
-def test_rms_norm_quantize_of_rows_in_chunks_and_split_rows(dtype, granularity, tiny_blocks):
+@pytest.mark.parametrize(("dtype", "kind"), WANTED)
+def test_rms_norm_quantize_of_rows_in_chunks_and_split_rows(dtype, kind, tiny_blocks):
     for width in (300, 1100):
         x, residual, weight = normal(3, width), normal(3, width), normal(width)
-        wanted = {"dtype": dtype, "granularity": granularity, "scale": static(granularity)}
+        wanted = {"dtype": dtype, **options(kind)}
         values, scales, total = fused.rms_norm_quantize(x, weight, residual=residual, **wanted)
         normalized, added = fused.rms_norm(x, weight, residual=residual)
         expected, wanted_scales = fused.quantize(normalized, **wanted)
@@ -119,7 +122,7 @@ def test_values_saturate_and_round_to_even():
     assert fused.quantize(values, FLOAT8, "tensor", one)[0].float().tolist() == expected
 
 
-@pytest.mark.parametrize("granularity", ["token", "block"])
+@pytest.mark.parametrize("granularity", ["token", "block", "tensor"])
 def test_zeros_have_the_scale_zero(granularity):
     x = torch.zeros(2, 130, device=tritonite.device)
     x[1, :3] = 1e-44
@@ -135,7 +138,27 @@ def test_nan_stays_nan_in_float8_alone():
     assert fused.quantize(x, INT8)[0].tolist() == [[64, 0, -127]]
 
 
-@pytest.mark.parametrize("granularity", ["token", "block"])
+def test_one_scale_of_many_programs(tiny_blocks):
+    """The largest magnitude lies in the last row, or in the first, or is nan, which counts for nothing."""
+    x = normal(40, 70)
+    for row, value in ((39, -50.0), (0, 60.0), (20, torch.nan)):
+        x[row, 3] = value
+        (values, scale), largest = fused.quantize(x, FLOAT8, "tensor"), x.cpu().abs().nan_to_num().max()
+        assert scale.cpu().item() == (largest / 448).item()
+        assert values.float().nan_to_num().abs().max() == 448
+    assert values.float().isnan().sum() == 1
+
+
+def test_a_computed_scale_is_that_of_the_rounded_activation():
+    """A product that float16 rounds to a larger number has the larger number's scale."""
+    x, y = torch.full((1, 4), 1.001, device=tritonite.device).half(), torch.full((1, 4), 3.003, device=tritonite.device)
+    y = y.half()
+    for given in (x, x.float()):
+        found = fused.swiglu_quantize(given, y.to(given.dtype), granularity="tensor")
+        same(found, fused.quantize(fused.swiglu(given, y.to(given.dtype)), granularity="tensor"))
+
+
+@pytest.mark.parametrize("granularity", ["token", "block", "tensor"])
 def test_rows_at_any_stride(granularity):
     transposed, padded, expanded = normal(150, 3).t(), normal(3, 2, 153)[..., :150], normal(1, 150).expand(3, 150)
     for x in (transposed, padded, expanded, normal(4, 150, 3).transpose(1, 2)):
@@ -148,16 +171,17 @@ def test_rows_at_any_stride(granularity):
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8), (4, 0)])
-@pytest.mark.parametrize(("dtype", "granularity"), WANTED)
-def test_no_elements(dtype, granularity, shape):
-    x, wanted = normal(*shape), {"dtype": dtype, "granularity": granularity, "scale": static(granularity)}
-    blocks = {"token": (*shape[:-1], 1), "block": (*shape[:-1], -(-shape[-1] // 128)), "tensor": (1,)}[granularity]
+@pytest.mark.parametrize(("dtype", "kind"), WANTED)
+def test_no_elements(dtype, kind, shape):
+    x, wanted = normal(*shape), {"dtype": dtype, **options(kind)}
+    blocks = {"token": (*shape[:-1], 1), "block": (*shape[:-1], -(-shape[-1] // 128))}.get(kind, (1,))
     for values, scales, *_ in (
         fused.quantize(x, **wanted),
         fused.swiglu_quantize(x, x, **wanted),
         fused.rms_norm_quantize(x, residual=x, **wanted),
     ):
         assert values.shape == shape and values.dtype is dtype and scales.shape == blocks
+        assert kind == "static" or not scales.any()
 
 
 X = torch.zeros(2, 8)
@@ -167,7 +191,6 @@ WRONG = [
     (fused.quantize, (X[0, 0],), "needs a dimension"),
     (fused.quantize, (X, torch.int16), "dtype is torch.int16"),
     (fused.quantize, (X, INT8, "row"), "granularity is 'row'"),
-    (fused.quantize, (X, INT8, "tensor"), "give scale"),
     (fused.quantize, (X, INT8, "token", ONE), "give none"),
     (fused.quantize, (X, INT8, "tensor", ONE.half()), "scale is torch.float16"),
     (fused.quantize, (X, INT8, "tensor", X), "one element of float32"),
@@ -195,13 +218,15 @@ def _calls():
     x, weight, one = normal(2, 3, 8), normal(8), torch.ones(1, device=tritonite.device)
     yield library.quantize, (x, FLOAT8, "token")
     yield library.quantize, (x, INT8, "tensor", one)
+    yield library.quantize, (x, INT8, "tensor")
     yield library.swiglu_quantize, (x, None, INT8, "block")
     yield library.swiglu_quantize, (x, x, FLOAT8, "tensor", one)
     yield library.rms_norm_quantize, (x, x, weight, 1e-6, 0.0, "llama", INT8, "token")
     yield library.rms_norm_quantize, (x, None, weight, 1e-6, 1.0, "gemma", FLOAT8, "tensor", one)
+    yield library.rms_norm_quantize, (x, x, weight, 1e-6, 0.0, "llama", FLOAT8, "tensor")
 
 
-@pytest.mark.parametrize("i", range(6))
+@pytest.mark.parametrize("i", range(8))
 def test_opcheck(i):
     function, args = list(_calls())[i]
     # opcheck compares by allclose, which float8 does not have.
@@ -227,6 +252,13 @@ def test_vmap():
         same(torch.vmap(function, 1)(x), function(x.transpose(0, 1)))
 
 
+def test_vmap_computes_a_scale_for_each_element():
+    x = normal(4, 3, 8)
+    for function in (fused.quantize, fused.swiglu_quantize, fused.rms_norm_quantize):
+        own = lambda x, function=function: function(x, dtype=INT8, granularity="tensor")
+        same(torch.vmap(own)(x), [torch.stack(each) for each in zip(*map(own, x), strict=True)])
+
+
 def test_calls_are_replayed_by_the_native_dispatcher():
     """The test has a process of its own, because operators are registered once."""
     code = """
@@ -244,7 +276,7 @@ for eps in (1e-6, 1e-3, 0.5):
     values, scales = fused.rms_norm_quantize(x, weight, eps, offset=1.0, dtype=torch.int8)
     for found, expected in zip((values, scales), fused.quantize(normalized, torch.int8), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=int(found.dtype is torch.int8))
-    fused.swiglu_quantize(x, granularity="tensor", scale=one)
+    fused.swiglu_quantize(x * eps, granularity="tensor")
     fused.multimodal_rotary_embedding(heads, heads, angles, angles, [2, 1, 1])
 counts = tritonite.stats()
 names = ("rms_norm", "add_rms_norm_", "rms_norm_quantize", "quantize", "swiglu_quantize", "multimodal_rotary_embedding")

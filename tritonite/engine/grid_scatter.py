@@ -108,7 +108,7 @@ def _scatter_grid(
         for d in tl.static_range(rank):
             position = source_position(coordinates[d], extents[d], PADDING, CORNERS)
             if MODE == NEAREST:
-                indices = indices + ((libdevice.rint(position).to(tl.int32),),)  # type: ignore[assignment]
+                indices = indices + ((libdevice.nearbyint(position).to(tl.int32),),)  # type: ignore[assignment]
             else:
                 neighbours, weight = linear_neighbours(position)
                 indices = indices + (neighbours,)  # type: ignore[assignment]

@@ -1,7 +1,8 @@
 """Quantisation of rows, or of a formula of two tensors' rows, to float8_e4m3fn or int8.
 
 `language/quantize.py` has the formulas of scales and rounding. `quantize_tensor` is the host function. A program of
-`quantize_rows` handles some rows: whole ones if a scale belongs to a row, else one chunk of each.
+`quantize_rows` handles some rows: whole ones if a scale belongs to a row, else one chunk of each. A computed scale of a
+whole tensor follows from its largest magnitude, which a reduction before finds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.engine.iteration import as_matrix, common_device, offset_type, power_of_2
+from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.quantize import BLOCK, block_maxima, inverse_scale, quantized, scale_of
 from tritonite.runtime.contract import empty, zeros
@@ -29,6 +31,32 @@ class Quantization(NamedTuple):
     dtype: torch.dtype
     granularity: str
     scale: torch.Tensor | None
+
+    @property
+    def reduces(self) -> bool:
+        """Return whether one scale is computed for the whole tensor."""
+        return self.granularity == "tensor" and self.scale is None
+
+
+@triton.jit
+def magnitude(x):
+    """Return |x|, 0 for nan, which counts for nothing as in scales of rows."""
+    return tl.where(x == x, tl.abs(x), 0.0)
+
+
+@triton.jit
+def larger(a, b):
+    """Return the larger of two magnitudes."""
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def only(state, count):
+    """Return the state of a reduction as its result."""
+    return state
+
+
+_LARGEST = Reduction((0.0,), magnitude, larger, only)
 
 
 @dataclass(frozen=True)
@@ -78,13 +106,17 @@ def quantize_rows(
     operands,
     out,
     scales,
+    largest,
     row_strides,
     column_strides,
     n_rows,
     n_columns,
     META: tl.constexpr,
 ):
-    """Quantise META.rows rows; `scales` are those stored, or read if there is one for the tensor."""
+    """Quantise META.rows rows; `scales` are those stored, or read if one is given for the tensor.
+
+    `largest` is the largest magnitude of the tensor, float32, or None where its scale is not computed.
+    """
     wait_for_previous_launch()
     INDEX: tl.constexpr = META.index
     ROWS: tl.constexpr = META.rows
@@ -142,6 +174,12 @@ def quantize_rows(
             tl.store(pointers, scale, mask=row_mask[:, None] & (block < n_blocks)[None, :])
             value = tl.reshape(value, (ROWS, BLOCKS, COLUMNS // BLOCKS)) * inverse_scale(scale)[:, :, None]
             value = tl.reshape(value, (ROWS, COLUMNS))
+        elif largest is not None:
+            # The magnitude of a formula is rounded as its values are.
+            found = tl.load(largest + tl.arange(0, 1)).to(operands[0].dtype.element_ty).to(tl.float32)
+            scale = scale_of(found, MOST)
+            tl.store(scales + tl.arange(0, 1), scale, mask=tl.program_id(0) == 0)
+            value = value * inverse_scale(scale)[:, None]
         else:
             value = value * inverse_scale(tl.load(scales))
         tl.store(out_rows + index[None, :], quantized(value, MOST, OUT), mask=mask)
@@ -152,18 +190,18 @@ def most_of(dtype: torch.dtype) -> float:
     return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
 
 
-def scales_shape(shape: torch.Size | tuple[int, ...], granularity: str) -> tuple[int, ...] | None:
+def scales_shape(shape: torch.Size | tuple[int, ...], wanted: Quantization) -> tuple[int, ...] | None:
     """Return the shape of the scales that are computed for a tensor, or None where the scale is given."""
-    if granularity == "tensor":
-        return None
-    return (*shape[:-1], 1 if granularity == "token" else -(-shape[-1] // BLOCK.value))
+    if wanted.granularity == "tensor":
+        return (1,) if wanted.reduces else None
+    return (*shape[:-1], 1 if wanted.granularity == "token" else -(-shape[-1] // BLOCK.value))
 
 
 def quantized_outputs(
     shape: torch.Size | tuple[int, ...], like: torch.Tensor, wanted: Quantization
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return memory for quantised values and their scales on a tensor's device; scales of empty rows are 0."""
-    own = scales_shape(shape, wanted.granularity)
+    own = scales_shape(shape, wanted)
     values = empty(shape, wanted.dtype, like.device)
     make = empty if values.numel() else zeros
     return values, None if own is None else make(own, torch.float32, like.device)
@@ -176,13 +214,20 @@ def quantize_tensor(
     wanted: Quantization,
     formula: Any = None,
     statics: tuple[Any, ...] = (),
+    maximum: Reduction = _LARGEST,
 ) -> None:
-    """Quantise one tensor, or a formula of two of one shape, into `out` and `scales`, which are contiguous."""
+    """Quantise one tensor, or a formula of two of one shape, into `out` and `scales`, which are contiguous.
+
+    `maximum` finds the formula's largest magnitude, for a computed scale of the tensor.
+    """
     scale = wanted.scale if scales is None else scales
     assert scale is not None
     common_device((*operands, scale), (out,))
     if not out.numel():
         return
+    largest = None
+    if wanted.reduces:
+        (largest,) = reduced(maximum, operands, None, False, (torch.float32,), (), torch.float32)
     operands = tuple([as_matrix(each) for each in operands])
     n_rows, n_columns = operands[0].shape
     tile = devices.current.row_elements
@@ -194,7 +239,7 @@ def quantize_tensor(
     elements = columns * max(1, chunks) if by_token else columns
     rows = max(1, min(tile // 2 // elements, power_of_2(n_rows)))
     quantize_rows[(-(-n_rows // rows) * (1 if by_token else n_chunks),)](
-        *(operands, out.view(n_rows, n_columns), scale),
+        *(operands, out.view(n_rows, n_columns), scale, largest),
         *(tuple([each.stride(0) for each in operands]), tuple([each.stride(1) for each in operands])),
         *(n_rows, n_columns),
         META=QuantizeMeta(

@@ -22,7 +22,7 @@ from tritonite.engine.iteration import common_device
 from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline, Unsupported
-from tritonite.fused.check import check_device, check_shape
+from tritonite.fused.check import check_device, check_shape, check_sinks
 from tritonite.ops.matmul import precision_of
 from tritonite.ops.reduction.sums import added_to_zero, same
 from tritonite.registry import library_operator
@@ -52,7 +52,7 @@ def attention(
     Scores are scale * query @ key.mT, then softcap * tanh(scores / softcap), then attn_mask is added. Products are in
     query's dtype with float32 sums. Blocks of keys outside the window are skipped. Calls without window, softcap and
     sinks run on the kernels of scaled_dot_product_attention, on Hopper the warp-specialised ones; the other calls run
-    on the kernels for all devices.
+    on the kernels for all devices. With few queries and many keys, all calls run on the decoding kernels.
 
     Args:
         query: (..., Hq, L, D) of float16, bfloat16 or float32, of any strides; D is at most 256.
@@ -137,10 +137,7 @@ def _check(
     if softcap is not None and not 0 <= softcap < math.inf:
         raise Decline(f"softcap is {softcap}: it may be None, or a finite number that is not negative")
     if sinks is not None:
-        check_shape("sinks", sinks, (query.shape[-3],), "one element for each head of query")
-        if sinks.dtype not in (query.dtype, torch.float32):
-            raise Decline(f"sinks is {sinks.dtype}: it may be {query.dtype}, as query is, or torch.float32")
-        check_device("sinks", sinks, "query", query)
+        check_sinks(sinks, query, query.shape[-3])
     if attn_mask is not None:
         shape = _scores_shape(query, key)
         if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):

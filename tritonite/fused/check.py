@@ -34,6 +34,14 @@ def check_parameters(x: torch.Tensor, size: int, **parameters: torch.Tensor | No
             check_device(name, parameter, "x", x)
 
 
+def check_sinks(sinks: torch.Tensor, query: torch.Tensor, heads: int) -> None:
+    """Decline sinks that have not one element for each of `heads`, query's dtype or float32, and its device."""
+    check_shape("sinks", sinks, (heads,), "one element for each head of query")
+    if sinks.dtype not in (query.dtype, torch.float32):
+        raise Decline(f"sinks is {sinks.dtype}: it may be {query.dtype}, as query is, or torch.float32")
+    check_device("sinks", sinks, "query", query)
+
+
 def check_floats(**tensors: torch.Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:

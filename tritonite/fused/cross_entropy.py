@@ -41,7 +41,7 @@ def cross_entropy(
     With x = softcap * tanh(input / softcap), or x = input without a cap, and lse = log sum_j exp(x_j), a token's loss
     is the one of torch.nn.functional.cross_entropy, lse - x[target] without label smoothing and weights, plus
     z_loss * lse**2, times the token's scale. A mean divides the sum by the sum of the weights of the targets that are
-    not ignored, whatever the token scales.
+    not ignored, whatever the token scales. If these weights add up to 0, the mean is nan, as torch's is.
 
     Logits are read once in the forward pass, and once in the backward pass, which writes the gradient. The loss is
     float32 for float16 and bfloat16 logits.

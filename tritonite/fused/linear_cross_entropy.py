@@ -140,8 +140,8 @@ def _save(ctx, inputs, output):
     _, *others = output
     gradients = output[6:]
     ctx.given = any(each is not None for each in gradients)
-    # With the gradients in memory, only the dtypes of weight and bias are needed from the operands.
-    operands = (None, tensors[1], None, tensors[3], None, None, None) if ctx.given else (*inputs[:6], output[3])
+    # With the gradients in memory, only target and the dtypes of weight and bias are needed from the operands.
+    operands = (None, tensors[1], tensors[2], tensors[3], None, None, None) if ctx.given else (*inputs[:6], output[3])
     ctx.save_for_backward(*operands, output[4], output[5], *gradients)
     ctx.mark_non_differentiable(*[each for each in others if each is not None])
     ctx.set_materialize_grads(False)
@@ -153,7 +153,7 @@ def _gradient(ctx, grad, *_):
         return tuple(rest)
     input, weight, target, bias, class_weight, token_scale, lse, total, weight_sum, *gradients = ctx.saved_tensors
     if ctx.given:
-        found = _library.linear_cross_entropy_scaled(grad, total, weight, bias, *gradients)
+        found = _library.linear_cross_entropy_scaled(grad, total, target, weight, bias, *gradients, ctx.numbers[0])
     else:
         found = _library.linear_cross_entropy_backward(
             *(grad, input, weight, target, bias, class_weight, token_scale, lse, total, weight_sum, 0, weight.shape[0]),
@@ -231,21 +231,21 @@ def _like(tensor, dtype):
 
 
 @library_operator(
-    "linear_cross_entropy_scaled(Tensor grad, Tensor? total, Tensor weight, Tensor? bias, Tensor? by_input,"
-    " Tensor? by_weight, Tensor? by_bias) -> (Tensor, Tensor, Tensor)",
-    fake=lambda grad, total, weight, bias, *gradients: tuple(
-        [_like(own, dtype) for own, dtype in zip(gradients, _dtypes(weight, bias), strict=True)]
+    "linear_cross_entropy_scaled(Tensor grad, Tensor? total, Tensor target, Tensor weight, Tensor? bias,"
+    " Tensor? by_input, Tensor? by_weight, Tensor? by_bias, int ignore_index) -> (Tensor, Tensor, Tensor)",
+    fake=lambda grad, total, target, weight, bias, *gradients: tuple(
+        [_like(own, dtype) for own, dtype in zip(gradients[:3], _dtypes(weight, bias), strict=True)]
     ),
     accepts=FLOATS,
 )
-def linear_cross_entropy_scaled_host(grad, total, weight, bias, by_input, by_weight, by_bias):
+def linear_cross_entropy_scaled_host(grad, total, target, weight, bias, by_input, by_weight, by_bias, ignore_index):
     """Return gradients of the losses' sum times the loss's gradient, for a mean over the total weight."""
-    outs = []
-    for own, dtype in zip((by_input, by_weight, by_bias), _dtypes(weight, bias), strict=True):
+    outs, rows = [], (target.contiguous(), None, None)
+    for own, own_target, dtype in zip((by_input, by_weight, by_bias), rows, _dtypes(weight, bias), strict=True):
         out = None
         if own is not None:
             out = empty(own.shape, dtype, own.device)
-            scale(own.contiguous(), out, grad, total)
+            scale(own.contiguous(), out, grad, total, None if total is None else own_target, ignore_index)
         outs.append(out)
     return outs
 

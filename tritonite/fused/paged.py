@@ -16,7 +16,7 @@ from tritonite.dtypes import SINGLE_FLOATS
 from tritonite.engine.attention.paged import Paged, attend_to_pages, write_to_pages
 from tritonite.engine.iteration import INT32_LIMIT, common_device
 from tritonite.errors import Decline
-from tritonite.fused.check import check_device, check_shape, share_memory
+from tritonite.fused.check import check_device, check_shape, check_sinks, share_memory
 from tritonite.ops.matmul import precision_of
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
@@ -38,6 +38,7 @@ def paged_attention(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend tokens of sequences to keys and values in paged caches: softmax(scale * query @ key.mT) @ value.
 
@@ -61,6 +62,7 @@ def paged_attention(
         scale: factor of scores; None for 1 / sqrt(head_size).
         softcap: scores become softcap * tanh(score / softcap); None or 0 for no cap.
         window: keys that a token sees, its own included; None for all.
+        sinks: (heads,) of query's dtype or float32: logits that add to the softmax's denominator alone. None for none.
 
     Returns a contiguous (tokens, heads, value head size) tensor of query's dtype; 0 for tokens that see no key.
 
@@ -68,11 +70,12 @@ def paged_attention(
     without float8_e4m3fn, and if a gradient is required. Blocks that the caches do not have, and lengths that exceed
     the block table, stop the program, as an index out of range does.
 
-    Source: Kwon et al. 2023; Dao et al. 2023, "Flash-Decoding for long-context inference".
+    Source: Kwon et al. 2023; Dao et al. 2023, "Flash-Decoding for long-context inference"; Xiao et al. 2023, "Efficient
+    Streaming Language Models with Attention Sinks".
     """
     result: torch.Tensor = torch.ops.tritonite.paged_attention(
         *(query, key_cache, value_cache, block_table, lengths, cu_seqlens, key_scale, value_scale),
-        *(scale, softcap, window),
+        *(scale, softcap, window, sinks),
     )
     return result
 
@@ -176,6 +179,7 @@ def _check(
     value_scale: torch.Tensor | None,
     softcap: float | None,
     window: int | None,
+    sinks: torch.Tensor | None,
 ) -> None:
     _check_caches("query", query, key_cache, value_cache, None)
     kv_heads, sequences = key_cache.shape[2], block_table.shape[0] if block_table.dim() else 0
@@ -199,6 +203,8 @@ def _check(
         raise Decline(f"softcap is {softcap}: it may be None, or a finite number that is not negative")
     if window is not None and window < 1:
         raise Decline(f"window is {window}: a token sees one key at least; None is for all")
+    if sinks is not None:
+        check_sinks(sinks, query, query.shape[1])
     if block_table.shape[1] * key_cache.shape[1] >= INT32_LIMIT or query.shape[0] * query.shape[1] >= INT32_LIMIT:
         raise Decline(
             f"block_table has room for {block_table.shape[1] * key_cache.shape[1]} keys and query has "
@@ -218,10 +224,11 @@ def _fake_attention(
     scale=None,
     softcap=None,
     window=None,
+    sinks=None,
 ):
     _check(
         *(query, key_cache, value_cache, block_table, lengths, cu_seqlens, key_scale, value_scale),
-        *(softcap, window),
+        *(softcap, window, sinks),
     )
     return query.new_empty((*query.shape[:2], value_cache.shape[3]))
 
@@ -229,7 +236,7 @@ def _fake_attention(
 @library_operator(
     "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor lengths, "
     "Tensor? cu_seqlens=None, Tensor? key_scale=None, Tensor? value_scale=None, float? scale=None, "
-    "float? softcap=None, int? window=None) -> Tensor",
+    "float? softcap=None, int? window=None, Tensor? sinks=None) -> Tensor",
     fake=_fake_attention,
     accepts=SINGLE_FLOATS,
     pin=("softcap", "window"),
@@ -246,11 +253,12 @@ def paged_attention_host(
     scale=None,
     softcap=None,
     window=None,
+    sinks=None,
 ):
     """Attention of the last tokens of sequences over paged caches, by splits of the keys: Kwon et al. 2023."""
     _check(
         *(query, key_cache, value_cache, block_table, lengths, cu_seqlens, key_scale, value_scale),
-        *(softcap, window),
+        *(softcap, window, sinks),
     )
     common_device((query, key_cache, value_cache, block_table, lengths), ())
     out = empty((*query.shape[:2], value_cache.shape[3]), query.dtype, query.device)
@@ -266,6 +274,7 @@ def paged_attention_host(
         softcap or None,
         window,
         precision_of(query.dtype),
+        sinks=None if sinks is None else sinks.contiguous(),
     )
     attend_to_pages(work, out)
     return (out,)

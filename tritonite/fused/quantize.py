@@ -13,7 +13,16 @@ import triton
 from tritonite import devices
 from tritonite.dtypes import SINGLE_FLOATS
 from tritonite.engine.norm.launch import forward_quantized
-from tritonite.engine.quantize import Quantization, quantize_tensor, quantized_outputs, scales_shape
+from tritonite.engine.quantize import (
+    Quantization,
+    larger,
+    magnitude,
+    only,
+    quantize_tensor,
+    quantized_outputs,
+    scales_shape,
+)
+from tritonite.engine.rows.declare import Reduction
 from tritonite.errors import Decline
 from tritonite.fused.check import check_alike, check_device, check_parameters
 from tritonite.fused.gated import gated_shape, halves
@@ -36,20 +45,21 @@ def quantize(
 
     A value becomes round(x / scale), with x multiplied by 1 / scale in float32, clamped to the dtype's range and
     rounded to nearest even. A computed scale is absmax / 448 for float8_e4m3fn and absmax / 127 for int8. Where absmax
-    is 0, the scale and the values are 0. x is read once, unless a row with one scale is too long for a program.
+    is 0, the scale and the values are 0. x is read once, unless a row with one scale is too long for a program, or one
+    scale of the tensor is computed.
 
     Args:
         x: (..., K) of float16, bfloat16 or float32, of any strides.
         dtype: torch.float8_e4m3fn or torch.int8.
         granularity: "token" computes a scale for each row, "block" one for 128 elements of a row, and "tensor" takes
-            the one scale that is given.
-        scale: float32 of one element for "tensor", else None.
+            the one scale that is given, or computes one of all elements.
+        scale: for "tensor" float32 of one element, or None to compute it; else None.
 
     Returns the values, contiguous and of x's shape, and float32 scales: (..., 1) for "token", (..., ceil(K / 128)) for
-    "block", and the given scale as (1,) for "tensor". There is no gradient.
+    "block", and the one scale as (1,) for "tensor". There is no gradient.
 
-    Raises errors.Unsupported for other shapes, dtypes or granularities, for a scale that is missing or not used, for
-    float8 on devices without float8_e4m3fn, for tensors on several devices, and if a gradient is required.
+    Raises errors.Unsupported for other shapes, dtypes or granularities, for a scale that is not used, for float8 on
+    devices without float8_e4m3fn, for tensors on several devices, and if a gradient is required.
 
     Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning".
     """
@@ -99,7 +109,7 @@ def rms_norm_quantize(
     """Quantise the root mean square norm of x, or with a residual, of x + residual.
 
     The result is that of `quantize(rms_norm(x, weight, eps, ...), dtype, granularity, scale)`, without the norm in
-    memory, unless rows with one scale are too long for a program's registers.
+    memory, unless rows with one scale are too long for a program's registers, or one scale of the tensor is computed.
 
     Args:
         x: (..., K) of float16, bfloat16 or float32, of any strides.
@@ -137,10 +147,9 @@ def _wanted(x: torch.Tensor, dtype: torch.dtype, granularity: str, scale: torch.
         raise Decline("this device has no float8_e4m3fn: quantise to torch.int8")
     if granularity not in _GRANULARITIES:
         raise Decline(f'granularity is {granularity!r}: it may be "tensor", "token" or "block"')
-    if (scale is None) is (granularity == "tensor"):
-        reason = "give scale, one element of float32" if scale is None else "scales are computed, give none"
-        raise Decline(f'granularity is "{granularity}": {reason}')
     if scale is not None:
+        if granularity != "tensor":
+            raise Decline(f'granularity is "{granularity}": scales are computed, give none')
         if scale.numel() != 1 or scale.dtype is not torch.float32:
             raise Decline(f"scale is {scale.dtype} of {tuple(scale.shape)}: it must be one element of float32")
         check_device("scale", scale, "x", x)
@@ -150,9 +159,14 @@ def _wanted(x: torch.Tensor, dtype: torch.dtype, granularity: str, scale: torch.
 def _fake_outputs(
     x: torch.Tensor, shape: tuple[int, ...], wanted: Quantization
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    scales = scales_shape(shape, wanted.granularity)
+    scales = scales_shape(shape, wanted)
     values = x.new_empty(shape, dtype=wanted.dtype)
     return values, None if scales is None else x.new_empty(scales, dtype=torch.float32)
+
+
+def _reduces(granularity, scale=None, **_):
+    """Return whether a scale is computed of the whole x."""
+    return granularity == "tensor" and scale is None
 
 
 def _fake_quantize(x, dtype, granularity, scale=None):
@@ -165,6 +179,7 @@ def _fake_quantize(x, dtype, granularity, scale=None):
     fake=_fake_quantize,
     accepts=SINGLE_FLOATS,
     leading=("x",),
+    undivided=_reduces,
 )
 def quantize_host(x, dtype, granularity, scale=None):
     """Return x quantised and its scales; None for a scale that is given: Micikevicius et al. 2022."""
@@ -183,6 +198,14 @@ def _swiglu(x, y):
     return _silu(x) * y
 
 
+@triton.jit
+def _swiglu_magnitude(x, y):
+    return magnitude(_silu(x) * y)
+
+
+_LARGEST_SWIGLU = Reduction((0.0,), _swiglu_magnitude, larger, only)
+
+
 def _fake_swiglu(x, y, dtype, granularity, scale=None):
     return _fake_outputs(x, gated_shape(x, y), _wanted(x, dtype, granularity, scale))
 
@@ -192,13 +215,14 @@ def _fake_swiglu(x, y, dtype, granularity, scale=None):
     fake=_fake_swiglu,
     accepts=SINGLE_FLOATS,
     leading=("x", "y"),
+    undivided=_reduces,
 )
 def swiglu_quantize_host(x, y, dtype, granularity, scale=None):
     """Return silu(x) * y quantised, and its scales; None for a scale that is given: Shazeer 2020."""
     shape = gated_shape(x, y)
     wanted = _wanted(x, dtype, granularity, scale)
     values, scales = quantized_outputs(shape, x, wanted)
-    quantize_tensor(halves(x) if y is None else (x, y), values, scales, wanted, _swiglu)
+    quantize_tensor(halves(x) if y is None else (x, y), values, scales, wanted, _swiglu, maximum=_LARGEST_SWIGLU)
     return values, scales
 
 
@@ -216,6 +240,7 @@ def _fake_rms_norm(x, residual, weight, eps, offset, casting, dtype, granularity
     fake=_fake_rms_norm,
     accepts=SINGLE_FLOATS,
     leading=("x", "residual"),
+    undivided=_reduces,
     pin=("offset",),
 )
 def rms_norm_quantize_host(x, residual, weight, eps, offset, casting, dtype, granularity, scale=None):

@@ -139,7 +139,8 @@ def _vmapped(op: Op) -> Callable[..., Any]:
         ranks = [arg.dim() - (dim is not None) for name, dim, arg in pairs if name in leading and _is_tensor(arg)]
         # A batch of 0-d tensors becomes 1-d, which promotes differently.
         promotes = formulas.broadcast and 0 in ranks and len({arg.dtype for arg in args if _is_tensor(arg)}) > 1
-        if not promotes and all(dim is None or name in leading for name, dim, _ in pairs):
+        divides = formulas.undivided is None or not formulas.undivided(**{name: arg for name, _, arg in pairs})
+        if divides and not promotes and all(dim is None or name in leading for name, dim, _ in pairs):
             values = [
                 arg
                 if name not in leading or not _is_tensor(arg) or (dim is None and formulas.broadcast)

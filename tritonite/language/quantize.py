@@ -34,7 +34,7 @@ def quantized(value, MOST: tl.constexpr, DTYPE: tl.constexpr):
     LEAST: tl.constexpr = -MOST - 1.0 if tl.int8 == DTYPE else -MOST
     value = tl.where(value > MOST, MOST, tl.where(value < LEAST, LEAST, value))
     if tl.int8 == DTYPE:
-        value = libdevice.rint(tl.where(value == value, value, 0.0))
+        value = libdevice.nearbyint(tl.where(value == value, value, 0.0))
     return value.to(DTYPE)
 
 

@@ -69,7 +69,7 @@ def _dequantized(self, value, scale, zero_point):
 def _by_integer(self, scale, zero_point, quant_min, quant_max):
     """Quantise with an integral zero point, as a float of the dtype of self; also return whether q is in the range."""
     scale = scale.to(tl.float32)
-    value = libdevice.rint(self * _inverse(self, scale)) + zero_point
+    value = libdevice.nearbyint(self * _inverse(self, scale)) + zero_point
     clamped, inside = _clamp(value, quant_min, quant_max)
     return _dequantized(self, clamped, scale, zero_point), inside
 
@@ -103,11 +103,11 @@ def _of_channel(self, scale, zero_point, quant_min, quant_max, WHOLE: tl.constex
     """
     inverse = _inverse(self, scale)
     if WHOLE:
-        value = _sum_of_integers(libdevice.rint(self * inverse), zero_point)
+        value = _sum_of_integers(libdevice.nearbyint(self * inverse), zero_point)
     elif not ON_CPU:
-        value = libdevice.rint(multiply_add(self, inverse, zero_point))
+        value = libdevice.nearbyint(multiply_add(self, inverse, zero_point))
     else:
-        value = _as_int64(libdevice.rint(self * inverse + zero_point))
+        value = _as_int64(libdevice.nearbyint(self * inverse + zero_point))
     clamped, inside = _clamp(value, quant_min, quant_max)
     if not ON_CPU:
         return _dequantized(self, clamped, scale, zero_point), inside
@@ -133,7 +133,7 @@ def _per_channel(self, scale, zero_point, quant_min, quant_max):
 
 @triton.jit
 def _rounded_zero_point(zero_point, quant_min, quant_max):
-    zero_point = libdevice.rint(zero_point.to(tl.float32))
+    zero_point = libdevice.nearbyint(zero_point.to(tl.float32))
     return tl.minimum(tl.maximum(zero_point, quant_min.to(tl.float32)), quant_max.to(tl.float32))
 
 
@@ -153,7 +153,7 @@ def _learnable_per_channel(self, scale, zero_point, quant_min, quant_max):
 def _gradients(self, grad, scale, zero_point, quant_min, quant_max, grad_factor):
     """Return the gradients by x, scale and zero point (Jain et al., "Trained quantization thresholds")."""
     inverse = _inverse(self, scale)
-    value = _as_int64(libdevice.rint(self * inverse) + zero_point)
+    value = _as_int64(libdevice.nearbyint(self * inverse) + zero_point)
     clamped, inside = _clamp(value, quant_min, quant_max)
     rounding = (clamped - zero_point) * scale - self
     outside = tl.where(value < quant_min, grad * (quant_min - zero_point), grad * (quant_max - zero_point))

@@ -165,7 +165,7 @@ def _trigamma(self):
     """Trigamma function: recurrence up to 6, ATen's terms of the series (DLMF 5.15.8), reflection below 1/2."""
     reflected = self < 0.5
     # Distance from the nearest integer: the sine is exact next to its zeros.
-    sine = libdevice.sin(3.141592653589793 * (self - libdevice.rint(self)))
+    sine = libdevice.sin(3.141592653589793 * (self - libdevice.nearbyint(self)))
     # At a pole ATen's sine is the roundoff of pi.
     sine = tl.where(sine == 0.0, libdevice.sin(3.141592653589793 * self), sine)
     one = tl.full(self.shape, 1.0, self.dtype)

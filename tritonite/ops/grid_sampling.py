@@ -105,7 +105,7 @@ def _sampled(source, first, second, third, sizes, mode, padding, corners):
         indices = ()
         for d in tl.static_range(rank):
             position = source_position(coordinates[d], sizes[d], padding, corners)
-            indices = indices + (libdevice.rint(position).to(tl.int32),)
+            indices = indices + (libdevice.nearbyint(position).to(tl.int32),)
         total = _pixel(source, (), indices, sizes)
     else:
         indices, weights = (), ()

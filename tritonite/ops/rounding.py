@@ -39,7 +39,7 @@ def trunc(self):
 def round(self):
     """Round to the nearest integer, ties to even."""
     if self.dtype.is_floating():
-        return libdevice.rint(self)
+        return libdevice.nearbyint(self)
     return self
 
 
@@ -50,10 +50,10 @@ def _power_of_ten(self, decimals):
 @pointwise("round", accepts=FLOATS, prepare=_power_of_ten, static=("negative",))
 def round_decimals(self, scale, negative):
     if negative:
-        result = libdevice.rint(true_divide(self, scale)) * scale
+        result = libdevice.nearbyint(true_divide(self, scale)) * scale
     else:
-        result = true_divide(libdevice.rint(self * scale), scale)
-    return tl.where(scale == 1, libdevice.rint(self), result)
+        result = true_divide(libdevice.nearbyint(self * scale), scale)
+    return tl.where(scale == 1, libdevice.nearbyint(self), result)
 
 
 @pointwise("frac", accepts=FLOATS)

@@ -35,6 +35,8 @@ class LibraryFormulas:
         save, gradient: `setup_context` and `backward` of torch.library.register_autograd; None without a gradient.
         leading: arguments that may have more dimensions in front, which the results then also have. `torch.vmap` uses
             them to batch a call.
+        undivided: for arguments by name, returns whether the results depend on each leading argument as a whole, so
+            that `torch.vmap` calls the operator for each element of a batch.
         broadcast: leading arguments broadcast, so that one with fewer dimensions needs none in front.
         draws: the operator draws random numbers. torch.compile then keeps the order of its calls.
     """
@@ -46,6 +48,7 @@ class LibraryFormulas:
     leading: tuple[str, ...] = ()
     broadcast: bool = False
     draws: bool = False
+    undivided: Callable[..., bool] | None = None
 
 
 @dataclass(frozen=True)

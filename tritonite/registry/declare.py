@@ -355,6 +355,7 @@ def library_operator(
     save: Callable[..., None] | None = None,
     gradient: Callable[..., Any] | None = None,
     leading: tuple[str, ...] = (),
+    undivided: Callable[..., bool] | None = None,
     pin: tuple[str, ...] = (),
     draws: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -371,6 +372,7 @@ def library_operator(
         save: `setup_context(ctx, inputs, output)` of torch.library.register_autograd.
         gradient: `backward(ctx, *grads)` of torch.library.register_autograd, which calls operators only.
         leading: tensors that may have more dimensions in front, which all results then also have.
+        undivided: for arguments by name, returns whether results depend on each leading tensor as a whole after all.
         pin: as in `operator`.
         draws: the function draws random numbers. torch.compile then keeps the order of its calls.
     """
@@ -386,7 +388,7 @@ def library_operator(
                 promotion="own",
                 method=_first_line(function),
                 pinned=frozenset(pin),
-                library=LibraryFormulas(schema, fake, save, gradient, leading, draws=draws),
+                library=LibraryFormulas(schema, fake, save, gradient, leading, draws=draws, undivided=undivided),
                 **_arguments(function),
             )
         )

@@ -33,7 +33,18 @@ from tritonite.engine.attention.decode_keys import (
 )
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.prologue import ForwardStrides, HeadStrides
-from tritonite.engine.attention.scores import LOG2E, add_bias, exponentials, finite_max, load_bias, score_factor
+from tritonite.engine.attention.scores import (
+    LOG2E,
+    ScoreRule,
+    add_bias,
+    capped_factor,
+    exponentials,
+    finite_max,
+    head_sink,
+    load_bias,
+    scaled_products,
+    score_factor,
+)
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, settings
 from tritonite.runtime.launch import ASSERTING
@@ -46,22 +57,19 @@ _SPLITS = tl.constexpr(16)
 
 
 class Visible(NamedTuple):
-    """Keys that a tile's rows see: the first and the end of those that any row sees, the diagonal, the window."""
+    """Keys that a tile's rows see: the first and the end of those that any row sees, and the diagonal."""
 
     low: Any
     stop: Any
     diagonal: Any
-    window: Any
 
 
 @triton.jit
-def _attend_block(
-    state, inputs, strides, rows, start, page, visible, factor, cap, MASKED: tl.constexpr, META: tl.constexpr
-):
+def _attend_block(state, inputs, strides, rows, start, page, visible, rule, MASKED: tl.constexpr, META: tl.constexpr):
     """Return (accumulator, row max, row sum) after a block of keys from `start`.
 
     `inputs` are `DecodeTensors` whose query is a tile, `strides` the (page, row) of keys, those of values, and the
-    `HeadStrides` of the bias. `factor` scales scores to nats or to base 2; `cap` is the soft cap in base 2.
+    `HeadStrides` of the bias.
     """
     PRECISION: tl.constexpr = META.precision
     acc, m_i, l_i = state
@@ -73,7 +81,7 @@ def _attend_block(
     if META.causal:
         mask = mask & (columns[None, :] <= (rows + visible.diagonal)[:, None])
     if META.windowed:
-        mask = mask & (columns[None, :] > (rows + visible.diagonal - visible.window)[:, None])
+        mask = mask & (columns[None, :] > (rows + visible.diagonal - rule.window)[:, None])
     there = mask & (rows >= 0)[:, None]
     bias_tile = load_bias(bias, bias_strides, rows[:, None], columns[None, :], None, there, False)
     key_at = key_offsets(page, start, key_strides, META)
@@ -87,9 +95,9 @@ def _attend_block(
     else:
         k = load_cached_rows(key, key_at, exists, META.head_size, META.block_d, MASKED)
         scores = tl.dot(q, tl.trans(to_query_dtype(k, q.dtype)), input_precision=PRECISION)
-    scores = scores * factor
+    scores = scaled_products(scores, rule, META)
     if META.capped:
-        scores = cap * (1 - 2 / (tl.exp2(scores) + 1))
+        scores *= rule.cap
     if MASKED or bias is not None:
         if bias is not None:
             scores = add_bias(scores, bias_tile)
@@ -118,7 +126,7 @@ def _logsumexp(m_i, l_i, META: tl.constexpr):
 
 
 @triton.jit
-def _attend_range(state, inputs, n_pages, strides, rows, begin, visible, factor, cap, MASKED, META: tl.constexpr):
+def _attend_range(state, inputs, n_pages, strides, rows, begin, visible, rule, MASKED, META: tl.constexpr):
     """Return (accumulator, row max, row sum, wrong pages) after the keys from `begin`, a multiple of a block."""
     BLOCK_N: tl.constexpr = META.block_n
     acc, m_i, l_i, wrong = state
@@ -133,7 +141,7 @@ def _attend_range(state, inputs, n_pages, strides, rows, begin, visible, factor,
     for start in range(begin, visible.stop, BLOCK_N):
         acc, m_i, l_i = _attend_block(
             *((acc, m_i, l_i), inputs, (key_strides, value_strides, bias_strides)),
-            *(rows, start, page, visible, factor, cap, MASKED, META),
+            *(rows, start, page, visible, rule, MASKED, META),
         )
         page, wrong = checked_pages(following, n_pages, wrong, META)
         following = load_pages(inputs.pages, start + 2 * BLOCK_N, visible.low, visible.stop, META)
@@ -188,7 +196,8 @@ def attend_to_splits(
 
     Tokens of a sequence are a row of the batch, or begin at its start. Keys are a row of the batch, begin at their
     start, or lie in the sequence's pages, where `lengths` counts them. logsumexp is inf behind the last query, up to
-    row `padded`. With META.split the block's accumulator, row max and row sum go to `partial`.
+    row `padded`. With META.split the block's accumulator, row max and row sum go to `partial`, without sinks, which
+    combine_splits adds once.
     """
     BLOCK_M: tl.constexpr = META.block_m
     BLOCK_N: tl.constexpr = META.block_n
@@ -255,18 +264,21 @@ def attend_to_splits(
     logsumexp = None
     if tensors.logsumexp is not None:
         logsumexp = tensors.logsumexp + row_offsets(strides.logsumexp, batch, heads, token)
-    factor, value_scale = score_factor(tl.full((), scale, tl.float64), META.nats), 1.0
+    number = tl.full((), scale, tl.float64)
+    factor, cap, value_scale = score_factor(number, META.nats), None, 1.0
+    if META.capped:
+        factor, cap = capped_factor(number, softcap, META)
     if tensors.scales is not None:
         factor *= tl.load(tensors.scales[0] + head * strides.scales[0])
         value_scale = tl.load(tensors.scales[1] + head * strides.scales[1])
-    cap = tl.full((), softcap, tl.float64).to(tl.float32)
-    if META.capped:
-        factor = factor * 2 / cap
-    cap = cap * LOG2E
+    rule = ScoreRule(factor, cap, window)
     wrong = tl.zeros((BLOCK_N // META.run,), tl.int32)
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
+    if tensors.sinks is not None and not META.split:
+        m_i = head_sink(tensors.sinks, heads, META.nats)
+        l_i = tl.where(m_i == float("-inf"), 0.0, 1.0)
     rows = tl.where(there, rows, -1)
     inputs = DecodeTensors(q, key, value, bias, pages, query_rest=query_rest)
     if META.unmasked:
@@ -283,16 +295,16 @@ def attend_to_splits(
         if META.windowed:
             acc, m_i, l_i, wrong = _attend_range(
                 *((acc, m_i, l_i, wrong), inputs, n_pages, strides, rows, begin),
-                *(Visible(low, from_, diagonal, window), factor, cap, True, META),
+                *(Visible(low, from_, diagonal), rule, True, META),
             )
         acc, m_i, l_i, wrong = _attend_range(
             *((acc, m_i, l_i, wrong), inputs, n_pages, strides, rows, from_),
-            *(Visible(low, to, diagonal, window), factor, cap, False, META),
+            *(Visible(low, to, diagonal), rule, False, META),
         )
         begin = to
     acc, m_i, l_i, wrong = _attend_range(
         *((acc, m_i, l_i, wrong), inputs, n_pages, strides, rows, begin),
-        *(Visible(low, stop, diagonal, window), factor, cap, True, META),
+        *(Visible(low, stop, diagonal), rule, True, META),
     )
     if META.page > 0:
         tl.device_assert(wrong == 0, "block_table names a page that the caches do not have")
@@ -331,7 +343,7 @@ def combine_splits(
     least_keys,
     META: tl.constexpr,
 ):
-    """Combine the splits of a row in their order; the arguments are attend_to_splits's."""
+    """Combine the splits of a row in their order, after its sink; the arguments are attend_to_splits's."""
     BLOCK_V: tl.constexpr = META.block_v
     RATIO: tl.constexpr = META.ratio
     row = tl.program_id(0).to(tl.int64)
@@ -360,6 +372,9 @@ def combine_splits(
     acc = tl.zeros((BLOCK_V,), tl.float32)
     m_i = tl.full((), float("-inf"), tl.float32)
     l_i = tl.full((), 0.0, tl.float32)
+    if tensors.sinks is not None:
+        m_i = head_sink(tensors.sinks, head, META.nats)
+        l_i = tl.where(m_i == float("-inf"), 0.0, 1.0)
     # What comes before reads nothing that attend_to_splits writes, so a dependent launch overlaps with its end.
     wait_for_previous_launch()
     for begin in range(0, n_splits, _SPLITS):
@@ -442,6 +457,12 @@ def _keys_of_last_query(problem: Problem) -> int:
     return max(0, min(problem.keys, problem.queries + problem.diagonal)) if problem.causal else problem.keys
 
 
+def _keys_of_last_block(problem: Problem) -> int:
+    """Return an upper bound of the keys that any query of a sequence sees."""
+    keys = _keys_of_last_query(problem)
+    return keys if problem.window is None else min(keys, problem.queries + problem.window - 1)
+
+
 def decodes(problem: Problem, logsumexp: torch.Tensor | None = None) -> bool:
     """Return whether a problem has few queries, and enough keys for reading them to dominate."""
     if logsumexp is not None and problem.packed is not None and not problem.packed.logarithms:
@@ -449,8 +470,8 @@ def decodes(problem: Problem, logsumexp: torch.Tensor | None = None) -> bool:
         return False
     few = problem.queries <= table.FEW_QUERIES and problem.queries * problem.ratio <= table.FEW_ROWS
     # Splits depend on the number of other rows, so not in invariant mode.
-    plain = problem.dropout is None and problem.plain and not settings().invariant
-    return plain and few and _keys_of_last_query(problem) >= table.MANY_KEYS
+    served = problem.dropout is None and not settings().invariant
+    return served and few and _keys_of_last_query(problem) >= table.MANY_KEYS
 
 
 def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, no_keys: str = "inf") -> None:
@@ -462,18 +483,18 @@ def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, 
     tile = table.decoding(query.dtype.itemsize, problem.size, queries * problem.ratio, query.device)
     blocks = -(-queries * problem.ratio // tile.BLOCK_M)
     all_blocks = blocks * batch if packed is None else most_blocks(rows * problem.ratio, batch, tile)
-    cut = Cut.choose(tile, all_blocks, kv_heads, _keys_of_last_query(problem), query.device)
+    cut = Cut.choose(tile, all_blocks, kv_heads, _keys_of_last_block(problem), query.device)
     meta = DecodeMeta(**vars(problem.meta(tile, out, empty=no_keys)))
     strides = problem.forward_strides(out, logsumexp)
     strides = strides._replace(logsumexp=HeadStrides(*strides.logsumexp[:3]), pages=0, scales=(0, 0))
     tokens = batch * rows if packed is None else rows
     sizes = {"sequences": batch, "tokens": tokens, "queries": queries, "keys": problem.keys}
-    sizes |= {"diagonal": problem.diagonal, "window": 0, "kv_heads": kv_heads}
+    sizes |= {"diagonal": problem.diagonal, "window": problem.window or 0, "kv_heads": kv_heads}
     launch_splits(
-        DecodeTensors(*problem[:4], None, None, *problem.starts, out=out, logsumexp=logsumexp),
+        DecodeTensors(*problem[:4], None, None, *problem.starts, out=out, logsumexp=logsumexp, sinks=problem.sinks),
         *(strides, sizes, cut, meta),
         blocks=blocks,
         n_pages=0,
         scale=problem.factor,
-        softcap=0.0,
+        softcap=problem.softcap or 0.0,
     )

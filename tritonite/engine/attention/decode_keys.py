@@ -56,6 +56,7 @@ class DecodeTensors(NamedTuple):
     lengths: keys of each sequence.
     starts, key_starts: first tokens and first keys of packed sequences, and the end of the last.
     scales: factors of keys and of values.
+    sinks: (heads,): a score of each head's rows that has no value.
     """
 
     query: Any = None
@@ -70,6 +71,7 @@ class DecodeTensors(NamedTuple):
     out: Any = None
     logsumexp: Any = None
     query_rest: Any = None
+    sinks: Any = None
 
 
 class Sequence(NamedTuple):

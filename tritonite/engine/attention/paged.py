@@ -40,6 +40,7 @@ class Paged(NamedTuple):
     scales: factors of keys and of values, per head or for all, or None.
     softcap, window: soft cap of scores, and keys that a query sees; None for no cap and for all keys.
     shared: a value is the first elements of its key, and both caches begin at one address.
+    sinks: (heads,), contiguous: a score of each head's rows that has no value; None for no sinks.
     """
 
     query: torch.Tensor
@@ -54,6 +55,7 @@ class Paged(NamedTuple):
     window: int | None
     precision: str
     shared: bool = False
+    sinks: torch.Tensor | None = None
 
 
 def attend_to_pages(work: Paged, out: torch.Tensor, logsumexp: torch.Tensor | None = None) -> None:
@@ -119,7 +121,8 @@ def attend_to_pages(work: Paged, out: torch.Tensor, logsumexp: torch.Tensor | No
     sizes |= {"window": work.window or 0, "kv_heads": kv_heads}
     launch_splits(
         DecodeTensors(
-            query, key, value, None, work.pages, work.lengths, work.starts, None, work.scales, out, logsumexp
+            *(query, key, value, None, work.pages, work.lengths, work.starts, None, work.scales, out, logsumexp),
+            sinks=work.sinks,
         ),
         *(strides, sizes, cut, meta),
         blocks=blocks,

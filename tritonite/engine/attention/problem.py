@@ -111,7 +111,8 @@ class Problem(NamedTuple):
     softcap: scores become softcap * tanh(score / softcap) before a bias is added; None for no cap.
     sinks: (heads,), contiguous: a score of each head's rows that has no value; None for no sinks.
 
-    Only the kernels for all devices serve a window, a soft cap or sinks, and none of them in packed sequences.
+    Only the decoding kernels and those for all devices serve a window, a soft cap or sinks, none of them in packed
+    sequences.
     """
 
     query: torch.Tensor

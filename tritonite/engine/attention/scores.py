@@ -82,7 +82,7 @@ def scaled_products(products, rule, META: tl.constexpr):
 
 @triton.jit
 def head_sink(sinks, head, NATS: tl.constexpr):
-    """Load the sink of a head in the unit of scores."""
+    """Load the sinks of a head or of a tensor of heads in the unit of scores."""
     sink = tl.load(sinks + head).to(tl.float32)
     if not NATS:
         sink *= LOG2E

@@ -40,6 +40,23 @@ class Statistics(NamedTuple):
     maximum: Any = None
 
 
+class Partial(NamedTuple):
+    """Statistics of slices of rows, (rows, slices), which `combine_slices` combines; None where not asked for.
+
+    Attributes:
+        maximum: largest logit.
+        total: sum of exponentials of logits less the largest.
+        smooth, best: as in `Statistics`.
+        weight_sum: (slices,), sums of class weights.
+    """
+
+    maximum: Any
+    total: Any
+    smooth: Any = None
+    best: Any = None
+    weight_sum: Any = None
+
+
 class Rows(NamedTuple):
     """Layout of logits: sizes of the collapsed leading dimensions but the slowest, their strides, and the classes'."""
 

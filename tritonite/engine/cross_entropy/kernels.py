@@ -11,6 +11,7 @@ and its gradient by x_j, with p = exp(x - lse) and W = sum_j w_j, is
 
 times 1 - (x_j / c)^2 where x is capped. Both are multiplied by the row's token scale.
 """
+# Over 500 lines: losses and gradients, of whole rows and of slices, share the device functions of logits and weights.
 
 from __future__ import annotations
 
@@ -66,11 +67,15 @@ def _weights_of_targets(targets, row, mask, n_classes, ignore_index, META: tl.co
 
 
 @triton.jit
-def _statistics_of_rows(x, offset, row_mask, rows, classes, weight, statistics, softcap, META: tl.constexpr):
-    """Return lse, weighted sum of logits, sum of class weights, class of the largest logit, and the largest logit.
+def _statistics_of_columns(
+    x, offset, row_mask, rows, classes, begin, end, weight, statistics, softcap, META: tl.constexpr
+):
+    """Return the statistics of the columns from `begin`, a multiple of a block, to `end`.
 
-    The sum of exponentials is kept per column of the block and rescaled when a row's maximum rises (Milakov and
-    Gimelshein 2018), so that a block needs one reduction. Results that `statistics` has not are meaningless.
+    These are the sum of exponentials less the largest logit, the weighted sum of logits, the sum of class weights, the
+    column of the largest logit, and the largest logit. The sum of exponentials is kept per column of the block and
+    rescaled when a row's maximum rises (Milakov and Gimelshein 2018), so that a block needs one reduction. Results that
+    `statistics` has not are meaningless.
     """
     maximum = tl.full((META.rows,), float("-inf"), META.compute)
     best = tl.full((META.rows,), 0, tl.int64)
@@ -78,7 +83,7 @@ def _statistics_of_rows(x, offset, row_mask, rows, classes, weight, statistics, 
     smooth = tl.full((META.rows, META.columns), 0.0, META.compute)
     weights = tl.full((META.columns,), 0.0, META.compute)
     COLUMNS: tl.constexpr = META.columns
-    for start in range(0, classes.own, COLUMNS):
+    for start in range(begin, end, COLUMNS):
         column = start + tl.arange(0, META.columns)
         column_mask = column < classes.own
         mask = row_mask[:, None] & column_mask[None, :]
@@ -103,12 +108,21 @@ def _statistics_of_rows(x, offset, row_mask, rows, classes, weight, statistics, 
         shift = tl.where(largest == float("-inf"), 0.0, largest)
         sums = sums * libdevice.exp(maximum - shift)[:, None] + libdevice.exp(value - shift[:, None])
         maximum = largest
-    lse = maximum + libdevice.log(tl.sum(sums, 1))
-    return lse, tl.sum(smooth, 1), tl.sum(weights, 0), best + classes.first, maximum
+    return tl.sum(sums, 1), tl.sum(smooth, 1), tl.sum(weights, 0), best, maximum
+
+
+@triton.jit
+def _statistics_of_rows(x, offset, row_mask, rows, classes, weight, statistics, softcap, META: tl.constexpr):
+    """Return what `_store_statistics` stores of whole rows."""
+    total, smooth, weights, best, maximum = _statistics_of_columns(
+        x, offset, row_mask, rows, classes, 0, classes.own, weight, statistics, softcap, META
+    )
+    return maximum + libdevice.log(total), smooth, weights, best + classes.first, maximum
 
 
 @triton.jit
 def _store_statistics(statistics, row, row_mask, found, logit):
+    """Store lse, weighted sum of logits, sum of class weights, class of the largest logit, and the largest logit."""
     lse, smooth, weights, best, maximum = found
     tl.store(statistics.lse + row, lse, mask=row_mask)
     tl.store(statistics.target_logit + row, logit, mask=row_mask)
@@ -157,6 +171,83 @@ def read_rows(
     target, _, counts = _weights_of_targets(targets, row, row_mask, classes.every, ignore_index, META)
     logit = _target_logits(x, offset, target, counts, rows, classes, softcap, META)
     _store_statistics(statistics, row, row_mask, found, logit)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows", "slice_columns"])
+def read_slices(
+    x,
+    weight,
+    partial,
+    rows,
+    classes,
+    n_rows,
+    slice_columns,
+    softcap: tl.float64,
+    META: tl.constexpr,
+):
+    """Store the statistics of a slice of META.rows rows of logits: `slice_columns` columns, a multiple of a block."""
+    wait_for_previous_launch()
+    row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
+    row_mask = row < n_rows
+    offset = strided_offset(row, rows.shape, rows.strides)
+    begin = tl.program_id(1) * slice_columns
+    end = tl.minimum(begin + slice_columns, classes.own)
+    total, smooth, weights, best, maximum = _statistics_of_columns(
+        x, offset, row_mask, rows, classes, begin, end, weight, partial, softcap, META
+    )
+    index = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(partial.maximum + index, maximum, mask=row_mask)
+    tl.store(partial.total + index, total, mask=row_mask)
+    if partial.smooth is not None:
+        tl.store(partial.smooth + index, smooth, mask=row_mask)
+    if partial.best is not None:
+        tl.store(partial.best + index, best, mask=row_mask)
+    if partial.weight_sum is not None:
+        # Programs of all rows have the same sum.
+        tl.store(partial.weight_sum + tl.program_id(1), weights, mask=tl.program_id(0) == 0)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows", "n_slices", "ignore_index"])
+def combine_slices(
+    x,
+    targets,
+    partial,
+    statistics,
+    rows,
+    classes,
+    n_rows,
+    n_slices,
+    ignore_index: tl.int64,
+    softcap: tl.float64,
+    META: tl.constexpr,
+):
+    """Store the statistics of META.rows rows of logits from those of their slices, at most META.columns."""
+    wait_for_previous_launch()
+    row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
+    row_mask = row < n_rows
+    piece = tl.arange(0, META.columns)
+    mask = row_mask[:, None] & (piece < n_slices)[None, :]
+    index = row[:, None] * n_slices + piece[None, :]
+    each = tl.load(partial.maximum + index, mask=mask, other=float("-inf"))
+    total = tl.load(partial.total + index, mask=mask, other=0)
+    maximum = tl.max(each, 1)
+    shift = tl.where(maximum == float("-inf"), 0.0, maximum)
+    lse = maximum + libdevice.log(tl.sum(total * libdevice.exp(each - shift[:, None]), 1))
+    smooth, weights, best = lse, lse, row
+    if partial.smooth is not None:
+        smooth = tl.sum(tl.load(partial.smooth + index, mask=mask, other=0), 1)
+    if partial.weight_sum is not None:
+        weights = tl.sum(tl.load(partial.weight_sum + piece, mask=piece < n_slices, other=0), 0)
+    if partial.best is not None:
+        # Slices ascend, so the first of equal logits has the least column.
+        own = tl.load(partial.best + index, mask=mask, other=0)
+        best = tl.min(tl.where(mask & (each == maximum[:, None]), own, classes.own), 1) + classes.first
+    target, _, counts = _weights_of_targets(targets, row, row_mask, classes.every, ignore_index, META)
+    offset = strided_offset(row, rows.shape, rows.strides)
+    logit = _target_logits(x, offset, target, counts, rows, classes, softcap, META)
+    _store_statistics(statistics, row, row_mask, (lse, smooth, weights, best, maximum), logit)
 
 
 @triton.jit
@@ -290,7 +381,8 @@ def write_gradient(
 ):
     """Write the gradient by a block of META.rows by META.columns logits to `out`, which may be `x` itself.
 
-    `grad` has an element per row, or one element and the stride 0. With META.mean it is divided by `total`.
+    `grad` has an element per row, or one element and the stride 0, or is None for 1. With META.mean it is divided by
+    `total`.
     """
     wait_for_previous_launch()
     row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
@@ -301,7 +393,10 @@ def write_gradient(
     offset = strided_offset(row, rows.shape, rows.strides)
     raw = tl.load(x + (offset[:, None] + column.to(META.index)[None, :] * rows.column_stride), mask=mask, other=0)
     target, weight, counts = _weights_of_targets(targets, row, row_mask, classes.every, ignore_index, META)
-    scale = tl.load(grad + row * grad_stride, mask=row_mask, other=0).to(META.compute)
+    if grad is None:
+        scale = tl.full((META.rows,), 1.0, META.compute)
+    else:
+        scale = tl.load(grad + row * grad_stride, mask=row_mask, other=0).to(META.compute)
     if META.mean:
         scale = true_divide(scale, tl.broadcast_to(tl.load(total + tl.arange(0, 1)), (META.rows,)))
     scale *= _token_scales(targets, row, row_mask, META)
@@ -357,7 +452,8 @@ def finish_losses(
     """Store losses, z-losses and whether the largest logit is the target's, for rows or if META.reduced, for all.
 
     The only program of a reduction adds up float64. A mean is divided by the total weight of the targets, which is
-    stored in `results.total`; the accuracy is divided by the number of rows that count.
+    stored in `results.total`: 0 if no row counts, nan if the weights of the rows that count add up to 0. The accuracy
+    is divided by the number of rows that count.
     """
     wait_for_previous_launch()
     if META.reduced:
@@ -380,6 +476,9 @@ def finish_losses(
                 hit = counts & (tl.load(statistics.best + row, mask=row < n_rows, other=-1) == target)
                 hits += tl.where(hit, 1.0, 0.0).to(tl.float64)
         total = tl.sum(weights, 0)
+        if META.mean:
+            # ATen divides a loss of 0 by 0, so that the mean and the gradients of the rows that count are nan.
+            total = tl.where((total == 0) & (tl.sum(counted, 0) > 0), float("nan"), total)
         divisor = total if META.mean else tl.full((), 1.0, tl.float64)
         tl.store(results.loss, (tl.sum(losses, 0) / divisor).to(META.compute))
         if results.total is not None:
@@ -403,16 +502,25 @@ def finish_losses(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n"])
-def scale_gradient(x, out, grad, total, n, META: tl.constexpr):
-    """Write x times the loss's gradient, with META.mean over the total weight, for META.columns of n elements."""
+@triton.jit(do_not_specialize=["n", "size", "ignore_index"])
+def scale_gradient(x, out, grad, total, target, n, size, ignore_index: tl.int64, META: tl.constexpr):
+    """Write x times the loss's gradient, with META.mean over the total weight, for META.columns of n elements.
+
+    `target` is that of the rows of x, which have `size` elements, or None where x is no gradient by rows.
+    """
     wait_for_previous_launch()
     index = tl.program_id(0).to(META.index) * META.columns + tl.arange(0, META.columns)
     factor = tl.load(grad + tl.arange(0, 1)).to(META.compute)
     if META.mean:
-        divisor = tl.load(total + tl.arange(0, 1))
+        divisor = tl.load(total)
         # Without a row that counts, every gradient is 0.
-        factor = tl.where(divisor == 0, 0.0, true_divide(factor, divisor))
+        factor = tl.where(divisor == 0, 0.0, true_divide(factor, tl.broadcast_to(divisor, (1,))))
+        if target is not None:
+            factor = tl.broadcast_to(factor, (META.columns,))
+            if divisor != divisor:
+                # Ignored rows have a gradient of 0 where others have nan.
+                own = tl.load(target + index // size, mask=index < n, other=0)
+                factor = tl.where(own == ignore_index, 0.0, factor)
     value = tl.load(x + index, mask=index < n, other=0).to(META.compute) * factor
     tl.store(out + index, value.to(out.dtype.element_ty), mask=index < n)
 

@@ -10,10 +10,10 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.cross_entropy import kernels
-from tritonite.engine.cross_entropy.arguments import Classes, LossMeta, Results, Rows, Statistics, Targets
+from tritonite.engine.cross_entropy.arguments import Classes, LossMeta, Partial, Results, Rows, Statistics, Targets
 from tritonite.engine.cross_entropy.table import CROSS_ENTROPY, Block, CrossEntropyTable
 from tritonite.engine.iteration import collapse, contiguous_strides, offset_type, power_of_2
-from tritonite.runtime.contract import empty
+from tritonite.runtime.contract import empty, settings
 
 _PADDED = 16
 
@@ -84,6 +84,48 @@ def make_statistics(
     )
 
 
+def _columns_of_slice(x: torch.Tensor, n_rows: int, n_columns: int) -> int:
+    """Return the columns of a slice of rows that are too few for the device's multiprocessors, or all columns.
+
+    In invariant mode rows are whole, because slices depend on the number of other rows.
+    """
+    meta = _meta(table().once, n_columns, opmath(x.dtype), None)
+    programs, blocks = -(-n_rows // meta.rows), -(-n_columns // meta.columns)
+    # Two programs for each multiprocessor, so that one computes while the other waits for memory.
+    slices = 2 * devices.multiprocessors(x.device) // programs
+    each = -(-blocks // max(1, slices))
+    if settings().invariant or blocks - each < table().saved_blocks:
+        return n_columns
+    return each * meta.columns
+
+
+def _read_slices(
+    x: torch.Tensor, targets: Targets, statistics: Statistics, loss: Loss, classes: Classes, each: int, padded: bool
+) -> None:
+    """Fill the statistics of rows of logits by slices of `each` columns, and a launch that combines slices."""
+    n_rows, block, index = math.prod(x.shape[:-1]), table().once, offset_type(x)
+    n_slices, compute = -(-classes.own // each), opmath(x.dtype)
+    meta = _meta(block, classes.own, compute, index, padded=padded, **loss.facts)
+    shape = n_rows, n_slices
+    partial = Partial(
+        empty(shape, compute, x.device),
+        empty(shape, compute, x.device),
+        None if statistics.smooth is None else empty(shape, compute, x.device),
+        None if statistics.best is None else empty(shape, torch.int64, x.device),
+        None if statistics.weight_sum is None else empty((n_slices,), compute, x.device),
+    )
+    kernels.read_slices[(-(-n_rows // meta.rows), n_slices)](
+        *(x, targets.weight, partial, _rows_of(x), classes, n_rows, each, loss.cap),
+        META=meta,
+        num_warps=_warps(block, meta),
+    )
+    kernels.combine_slices[(n_rows,)](
+        *(x, targets, partial, statistics, _rows_of(x), classes, n_rows, n_slices, loss.ignore_index, loss.cap),
+        META=LossMeta(index, TRITON_DTYPES[compute], 1, power_of_2(n_slices), softcap=loss.softcap is not None),
+        num_warps=1,
+    )
+
+
 def read_rows(
     x: torch.Tensor, targets: Targets, statistics: Statistics, loss: Loss, classes: Classes, padded: bool = False
 ) -> None:
@@ -91,6 +133,9 @@ def read_rows(
     n_rows = math.prod(x.shape[:-1])
     if not n_rows:
         return
+    each = _columns_of_slice(x, n_rows, classes.own)
+    if each < classes.own:
+        return _read_slices(x, targets, statistics, loss, classes, each, padded)
     block = table().once
     meta = _meta(block, classes.own, opmath(x.dtype), offset_type(x), padded=padded, **loss.facts)
     kernels.read_rows[(-(-n_rows // meta.rows),)](
@@ -103,6 +148,11 @@ def read_rows(
 def replace_by_gradient(x: torch.Tensor, targets: Targets, statistics: Statistics, loss: Loss) -> None:
     """Fill the statistics of logits of `buffer_for_logits`, and replace them by the gradient of the losses' sum."""
     n_rows, n_classes = math.prod(x.shape[:-1]), x.shape[-1]
+    if _columns_of_slice(x, n_rows, n_classes) < n_classes:
+        # Rows that one program each would read twice leave multiprocessors without work.
+        classes = Classes(n_classes, n_classes, 0)
+        read_rows(x, targets, statistics, loss, classes, padded=True)
+        return write_gradient(None, x, x, targets, statistics, None, loss, classes, padded=True)
     block = table().twice if statistics.smooth is None and statistics.best is None else table().twice_with_states
     meta = _meta(block, n_classes, opmath(x.dtype), offset_type(x), padded=True, **loss.facts)
     kernels.replace_by_gradient[(-(-n_rows // meta.rows),)](
@@ -114,7 +164,7 @@ def replace_by_gradient(x: torch.Tensor, targets: Targets, statistics: Statistic
 
 
 def write_gradient(
-    grad: torch.Tensor,
+    grad: torch.Tensor | None,
     x: torch.Tensor,
     out: torch.Tensor,
     targets: Targets,
@@ -124,9 +174,10 @@ def write_gradient(
     classes: Classes,
     padded: bool = False,
 ) -> None:
-    """Write the gradient by logits `x` to `out`, which may be `x`. `grad` is contiguous, of one element or one a row.
+    """Write the gradient by logits `x` to `out`, which may be `x`.
 
-    With `total`, the total weight of the targets, the loss is a mean. `padded` logits are of `buffer_for_logits`.
+    `grad` is contiguous, of one element or one a row, or None for 1. With `total`, the total weight of the targets, the
+    loss is a mean. `padded` logits are of `buffer_for_logits`.
     """
     n_rows = math.prod(x.shape[:-1])
     if not n_rows:
@@ -136,7 +187,14 @@ def write_gradient(
     meta = _meta(block, classes.own, opmath(x.dtype), index, mean=total is not None, padded=padded, **loss.facts)
     kernels.write_gradient[(-(-n_rows // meta.rows), -(-classes.own // meta.columns))](
         *(grad, x, out, targets, statistics.lse, statistics.weight_sum, total, _rows_of(x), _rows_of(out), classes),
-        *(n_rows, 1 if grad.dim() else 0, loss.ignore_index, loss.label_smoothing, loss.cap, loss.z_loss),
+        *(
+            n_rows,
+            1 if grad is not None and grad.dim() else 0,
+            loss.ignore_index,
+            loss.label_smoothing,
+            loss.cap,
+            loss.z_loss,
+        ),
         META=meta,
         num_warps=_warps(block, meta),
     )
@@ -180,15 +238,27 @@ def finish(
     return results
 
 
-def scale(x: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, total: torch.Tensor | None) -> None:
-    """Write a contiguous gradient times the loss's gradient; with `total`, over the total weight."""
+def scale(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    total: torch.Tensor | None,
+    target: torch.Tensor | None = None,
+    ignore_index: Any = 0,
+) -> None:
+    """Write a contiguous gradient times the loss's gradient; with `total`, over the total weight.
+
+    `target` is contiguous and has the class of each row of x, or is None if x is no gradient by rows.
+    """
     n = x.numel()
     if not n:
         return
     block = table().gradient
     index = offset_type(x.view(-1))
     meta = LossMeta(index, TRITON_DTYPES[opmath(x.dtype)], 1, block.elements, mean=total is not None)
-    kernels.scale_gradient[(-(-n // block.elements),)](*(x, out, grad, total, n), META=meta, num_warps=block.warps)
+    kernels.scale_gradient[(-(-n // block.elements),)](
+        *(x, out, grad, total, target, n, x.shape[-1], ignore_index), META=meta, num_warps=block.warps
+    )
 
 
 def add_columns(x: torch.Tensor, out: torch.Tensor, accumulate: bool) -> None:

@@ -20,6 +20,8 @@ class CrossEntropyTable(NamedTuple):
       `twice`: blocks of rows that are read twice, for the loss and for the gradient over the logits. One program runs
       on a multiprocessor, so that L2 keeps the rows in flight for the second reading.
       `twice_with_states`: the same with label smoothing or the class of the largest logit, whose states take registers.
+      `saved_blocks`: fewest blocks that slices must save a program, so that rows are sliced although the slices'
+      statistics take another launch to combine.
       `gradient`: blocks of a gradient from known statistics of rows.
       `rows`: rows of a block of the kernels that have a few numbers per row.
       `chunk_tokens`: fewest tokens of a chunk of a head's logits. Each chunk reads the head's weight twice, and reads
@@ -31,6 +33,7 @@ class CrossEntropyTable(NamedTuple):
     once: Block
     twice: Block
     twice_with_states: Block
+    saved_blocks: int
     gradient: Block
     rows: Block
     chunk_tokens: int
@@ -42,6 +45,7 @@ _NVIDIA = CrossEntropyTable(
     once=Block(4096, 8),
     twice=Block(16384, 32),
     twice_with_states=Block(8192, 32),
+    saved_blocks=4,
     gradient=Block(4096, 8),
     rows=Block(2048, 8),
     chunk_tokens=1024,

@@ -76,14 +76,16 @@ def forward_quantized(
 ) -> list[torch.Tensor | None]:
     """Return the quantised norm of the operands' sum, the scales, and the sum; None for a given scale or no sum.
 
-    Rows that registers do not hold are normalised before they are quantised with a scale for each token.
+    Rows that registers do not hold are normalised before they are quantised with a scale for each token, and all rows
+    before they are quantised with a computed scale for the tensor.
     """
     x = operands[0]
     total = tuple([empty(each.shape, each.dtype, each.device) for each in operands[1:]])
     out, scales = quantized_outputs(x.shape, x, wanted)
     if x.numel():
         rows = as_matrix(x)
-        if wanted.granularity == "token" and choose_blocks(rows, len(operands), weight is not None, 0).splits > 1:
+        splits = choose_blocks(rows, len(operands), weight is not None, 0).splits
+        if wanted.reduces or (wanted.granularity == "token" and splits > 1):
             normalized = empty(x.shape, x.dtype, x.device)
             _normalize(operands, (weight, None), (normalized, *total), (), eps, kind)
             quantize_tensor((normalized,), out, scales, wanted)

@@ -22,7 +22,10 @@ _DTYPES_16 = (torch.float16, torch.bfloat16)
 
 @compile_cases("decoding")
 def decoding(full: bool) -> Iterator[Case]:
-    """Attention of few queries over contiguous, packed and paged key-value caches, by one split and by several."""
+    """Attention of few queries over contiguous, packed and paged key-value caches, by one split and by several.
+
+    Some calls have a window, a soft cap and sinks.
+    """
     calls = list(_decoding_calls((80, 256) if full else (128,), full))
     devices_of = [(kind, names, False) for kind, names in KINDS.items()] + [("nvidia", ("sm_90", "sm_100"), True)]
     for (label, op, arguments), (kind, names, dependent) in itertools.product(calls, devices_of):
@@ -46,6 +49,18 @@ def _decoding_calls(sizes: tuple[int, ...], full: bool) -> Iterator[tuple[str, r
         yield f"{dtype} of {queries}x{size}", cpu, (query, key, key, 0.0, queries == 4)
         bias = key[0, 0, :1, :1]
         yield f"{dtype} of {queries}x{size} biased", cpu, (query[:, :2], key, key, 0.0, False, bias)
+    fused = library.registered()["tritonite::attention"]
+    options: dict[str, tuple[Any, ...]] = {
+        "window": (True, 500, None, None, None),
+        "cap": (False, None, None, 30.0, None),
+        "sinks": (False, None, None, None, torch.empty(8)),
+        "window, cap and sinks": (False, 500, 3, 30.0, torch.empty(8)),
+    }
+    for dtype, size, queries in itertools.product((torch.bfloat16, torch.float32), sizes, (1, 4)):
+        query, key = torch.empty(1, 8, queries, size, dtype=dtype), torch.empty(1, 2, 8192, size, dtype=dtype)
+        for name, given in options.items():
+            if full or (queries == 4 and (dtype is torch.bfloat16 or name == "window, cap and sinks")):
+                yield f"{dtype} of {queries}x{size} with {name}", fused, (query, key, key, *given)
     flash = ops["_flash_attention_forward"]
     for dtype, size, queries in itertools.product(_DTYPES_16[1 - full :], sizes, (1, 16)):
         rows, keys = torch.empty(8 * queries, 8, size, dtype=dtype), torch.empty(8192, 2, size, dtype=dtype)
@@ -62,8 +77,8 @@ def _decoding_calls(sizes: tuple[int, ...], full: bool) -> Iterator[tuple[str, r
             scales = (None, None) if cached is dtype else (torch.ones(2), torch.ones(2))
             arguments = (query, cache, cache, table, lengths, starts, *scales, 0.1)
             label = f"{dtype} of {tokens}x{size} in pages of {page} {cached}"
-            # One page size has a soft cap and a window, too.
-            yield label, paged, (*arguments, 30.0, 1000) if page == 48 else arguments
+            # One page size has a soft cap, a window and sinks, too.
+            yield label, paged, (*arguments, 30.0, 1000, torch.empty(8)) if page == 48 else arguments
             yield label, write, (query[:, :2], query[:, :2], cache, cache, slots, *scales)
 
 

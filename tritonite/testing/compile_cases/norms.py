@@ -73,8 +73,9 @@ def quantized(full: bool) -> Iterator[Case]:
     one = torch.empty(1)
     for x, label in _rows(full):
         weight = x[0].clone()
-        for dtype, granularity in itertools.product((torch.float8_e4m3fn, torch.int8), ("token", "block", "tensor")):
-            own = dtype, granularity, one if granularity == "tensor" else None
+        kinds = (("token", None), ("block", None), ("tensor", one), ("tensor", None))
+        for dtype, (granularity, scale) in itertools.product((torch.float8_e4m3fn, torch.int8), kinds):
+            own = dtype, granularity, scale
             calls: list[tuple[str, tuple[Any, ...]]] = [
                 ("quantize", (x, *own)),
                 ("swiglu_quantize", (x, None, *own)),

@@ -18,6 +18,7 @@ def paged_attention(
     scale=None,
     softcap=None,
     window=None,
+    sinks=None,
 ):
     """Return the attention of the last tokens of sequences, 0 for tokens that see no key."""
     page, kv_heads = key_cache.shape[1:3]
@@ -44,7 +45,11 @@ def paged_attention(
         seen = torch.ones(end - first, length, dtype=torch.bool, device=query.device).tril(length - (end - first))
         if window is not None:
             seen = seen.triu(length - (end - first) - window + 1)
-        shares = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
+        hidden_score = -1e30
+        scores = scores.masked_fill(~seen, hidden_score)
+        sink = scores.new_full((1, 1, 1), hidden_score) if sinks is None else sinks.to(scores.dtype)[:, None, None]
+        every = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1)
+        shares = every.softmax(-1)[..., :-1] * seen
         out[first:end] = (shares @ value).transpose(0, 1)
     return out
 

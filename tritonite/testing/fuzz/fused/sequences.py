@@ -116,6 +116,8 @@ def _paged(drawer: Drawer, name: str) -> FusedCall:
     given |= _scales(drawer, kv_heads, 0.3)
     given |= {"scale": drawer.choice((None, 0.3)), "softcap": drawer.choice((None, None, 5.0))}
     given["window"] = drawer.choice((None, None, 1, 4, 20))
+    if drawer.chance(0.3):
+        given["sinks"] = drawer.normal((kv_heads * ratio,), drawer.parameter_dtype(dtype))
     return FusedCall(name, given, attention.paged_attention, slack=_OF_PRODUCTS, indices=_INDICES)
 
 

@@ -20,7 +20,7 @@ _NEAR = 1e-4
 def _attention(drawer: Drawer, name: str) -> FusedCall:
     batch = drawer.choice(((), (1,), (2,), (2, 1), (0,)))
     kv_heads, ratio = drawer.choice((1, 2)), drawer.choice((1, 1, 2, 3))
-    rows, keys = drawer.choice((0, 1, 1, 3, 16, 17, 40)), drawer.choice((0, 1, 5, 16, 33, 70))
+    rows, keys = drawer.choice((0, 1, 1, 3, 16, 17, 40)), drawer.choice((0, 1, 5, 16, 33, 70, 300))
     size, value_size = drawer.choice((1, 7, 16, 32, 40)), drawer.choice((1, 7, 16, 32, 40))
     dtype, heads = drawer.dtype(), kv_heads * ratio
     given: dict[str, Any] = {
