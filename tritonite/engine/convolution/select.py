@@ -26,7 +26,7 @@ def forward_tile(problem: Problem, device: torch.device, splits: bool = True) ->
     candidates = [
         tile._replace(splits=count)
         for tile in table().forward[problem.dtype.itemsize]
-        for count in _possible_splits(problem, tile, device, splits)
+        for count in possible_splits(problem, tile, device, splits)
     ]
     chosen = min(candidates, key=lambda tile: estimate(problem, tile, device))
     return fitting(chosen, problem, device)
@@ -36,12 +36,18 @@ def filter_tile(problem: Problem, device: torch.device) -> Tile:
     """Return the tile of the filters' gradient, whose rows are taps and channels."""
     tiles = table().filters[problem.dtype.itemsize]
     chosen = min(tiles, key=lambda tile: estimate_filters(problem, tile, device))
-    return _fitting(_shortened(chosen, problem.rows), problem.dtype, device)
+    return fitting(chosen, problem, device, filters=True)
 
 
-def fitting(tile: Tile, problem: Problem, device: torch.device) -> Tile:
-    """Return a tile of a convolution with a block of K and stages that suit the problem and the device."""
-    return _fitting(_shortened(tile, _along_k(problem)), problem.dtype, device)
+def fitting(tile: Tile, problem: Problem, device: torch.device, filters: bool = False) -> Tile:
+    """Return a tile with a block of K and stages that suit the problem and the device.
+
+    With `filters` the tile is one of the filters' gradient, whose K are the positions.
+    """
+    tile = _shortened(tile, problem.rows if filters else _along_k(problem))
+    while tile.num_stages > 1 and tile.shared(problem.dtype.itemsize) > devices.shared_memory(device):
+        tile = tile._replace(num_stages=tile.num_stages - 1)
+    return tile
 
 
 def is_folded(problem: Problem) -> bool:
@@ -54,7 +60,7 @@ def _along_k(problem: Problem) -> int:
     return problem.inner if is_folded(problem) else problem.channels
 
 
-def _possible_splits(problem: Problem, tile: Tile, device: torch.device, splits: bool) -> list[int]:
+def possible_splits(problem: Problem, tile: Tile, device: torch.device, splits: bool = True) -> list[int]:
     """Return the numbers of slices of K worth considering: 1, and powers of 2 while multiprocessors would be idle."""
     limits, found = table(), [1]
     steps = _steps(problem, _shortened(tile, _along_k(problem)))
@@ -72,10 +78,10 @@ def _possible_splits(problem: Problem, tile: Tile, device: torch.device, splits:
 
 def estimate(problem: Problem, tile: Tile, device: torch.device) -> float:
     """Return the estimated time of a convolution: rounds of resident programs, and the sum of slices of K."""
-    short = _shortened(tile, _along_k(problem))
-    steps = -(-_steps(problem, short) // tile.splits) * _share(short, tile)
-    each = tile.splits * _programs(problem, tile) / devices.multiprocessors(device)
-    time = _on_one_multiprocessor(tile, steps, each)
+    steps, length, programs = forward_load(problem, tile)
+    time = _on_one_multiprocessor(
+        tile, steps * _share(length), tile.splits * programs / devices.multiprocessors(device)
+    )
     if tile.splits > 1:
         limits, results = table(), problem.rows * problem.columns * problem.units
         time += limits.adding + 8 * tile.splits * results / limits.bytes_per_us
@@ -84,10 +90,21 @@ def estimate(problem: Problem, tile: Tile, device: torch.device) -> float:
 
 def estimate_filters(problem: Problem, tile: Tile, device: torch.device) -> float:
     """Return the estimated time of the filters' gradient: slices of the positions fill the device."""
+    steps, length, programs = filter_load(problem, tile)
+    busy = max(tile.busy, tile.alone / tile.programs)
+    return programs / devices.multiprocessors(device) * steps * _share(length) * busy + tile.ends
+
+
+def forward_load(problem: Problem, tile: Tile) -> tuple[int, float, int]:
+    """Return the blocks of K of a program, their length over that of a whole one, and the programs of a slice."""
+    short = _shortened(tile, _along_k(problem))
+    return -(-_steps(problem, short) // tile.splits), short.block_k / tile.block_k, _programs(problem, tile)
+
+
+def filter_load(problem: Problem, tile: Tile) -> tuple[int, float, int]:
+    """Return what `forward_load` does for the filters' gradient, with blocks of all slices."""
     short = _shortened(tile, problem.rows)
-    steps = -(-problem.rows // short.block_k) * _share(short, tile)
-    each = _filter_programs(problem, tile) / devices.multiprocessors(device)
-    return each * steps * max(tile.busy, tile.alone / tile.programs)
+    return -(-problem.rows // short.block_k), short.block_k / tile.block_k, _filter_programs(problem, tile)
 
 
 def _on_one_multiprocessor(tile: Tile, steps: float, programs: float) -> float:
@@ -120,22 +137,15 @@ def _steps(problem: Problem, tile: Tile) -> int:
     return blocks if is_folded(problem) else problem.taps * blocks
 
 
-def _share(short: Tile, whole: Tile) -> float:
-    """Return the time of a shortened block of K over that of a whole one."""
+def _share(length: float) -> float:
+    """Return the time of a block of K over that of a whole one, from its length over that of a whole one."""
     fixed = table().fixed_share
-    return fixed + (1 - fixed) * short.block_k / whole.block_k
+    return fixed + (1 - fixed) * length
 
 
 def _shortened(tile: Tile, inner: int) -> Tile:
     """Shorten a tile's block along K to what there is."""
     return tile._replace(block_k=max(_LEAST_DOT, min(tile.block_k, power_of_2(inner))))
-
-
-def _fitting(tile: Tile, dtype: torch.dtype, device: torch.device) -> Tile:
-    """Reduce a tile's stages to what shared memory has room for."""
-    while tile.num_stages > 1 and tile.shared(dtype.itemsize) > devices.shared_memory(device):
-        tile = tile._replace(num_stages=tile.num_stages - 1)
-    return tile
 
 
 # Slices, groups, copies
