@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import random
@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from unittest import mock
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -31,11 +32,12 @@ from tritonite.engine.convolution import launch, select
 from tritonite.engine.convolution.problem import Geometry, Problem
 from tritonite.engine.convolution.table import Tile
 from tritonite.runtime import libentry
+from tritonite.testing.compile_cases.cases import launches
 
 BATCHES = (1, 8, 32)
 DTYPES = (torch.bfloat16, torch.float32)
 # Layers to draw, the most elements of a tensor, and the most operations by the bytes of an element.
-_LAYERS, _LARGEST, _OPERATIONS = 48, 2**27, {2: 6e11, 4: 1e11}
+_LAYERS, _LARGEST, _OPERATIONS = 36, 2**27, {2: 6e11, 4: 1e11}
 # Timed calls of each tile.
 _CALLS = 3
 # Largest error allowed, over the largest result.
@@ -71,11 +73,11 @@ def candidates(dtype: torch.dtype) -> list[Tile]:
     shapes: tuple[tuple[int, ...], ...]
     if dtype is torch.float32:
         shapes = ((128, 128, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 4, 3), (64, 64, 32, 4, 3))
-        shapes += ((128, 32, 32, 4, 3), (64, 32, 32, 4, 3), (32, 64, 32, 4, 3))
+        shapes += ((128, 32, 32, 4, 3), (64, 32, 32, 4, 3))
     else:
-        shapes = ((128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 8, 4))
+        shapes = ((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 8, 4))
         shapes += ((128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (128, 32, 64, 4, 4), (64, 64, 64, 4, 4))
-        shapes += ((64, 64, 128, 4, 3), (64, 32, 64, 4, 4))
+        shapes += ((64, 32, 64, 4, 4),)
     tiles = [Tile(*shape, bf16x6=dtype is torch.float32) for shape in shapes]
 
     def resident(tile: Tile) -> int:
@@ -188,52 +190,51 @@ def _aten(run: Run, operands: Sequence[torch.Tensor]) -> torch.Tensor:
 # Times
 
 
-def _compile(run: Run, tiles: Sequence[Tile], target: GPUTarget) -> list[Tile]:
-    """Compile a run's kernels into Triton's disk cache, and return the tiles that compile."""
-    operands, compiled = _operands(run, "cpu", empty=True), []
-    with libentry.compiling(target):
-        for tile in tiles:
-            try:
-                _call(run, operands, _problem(run, *operands), tile)
-            except Exception:  # noqa: BLE001 - a tile that the compiler refuses is no candidate
-                continue
-            compiled.append(tile)
-    return compiled
+@contextlib.contextmanager
+def _as_on(multiprocessors: int) -> Iterator[None]:
+    """Have choices for tensors on the CPU be those of a GPU with so many multiprocessors."""
+    with mock.patch.object(devices, "multiprocessors", lambda _: multiprocessors):
+        yield
 
 
-def _kernel(run: Run, problem: Problem, tile: Tile) -> tuple[Any, ...]:
-    """Return a key that differs for different kernels, and may differ for the same."""
-    layer = run.layer
-    sizes = [math.gcd(16, each) for each in (*layer.sizes, *layer.result, layer.channels, layer.filters, layer.kernel)]
-    steps = layer.stride, layer.padding, layer.dilation, layer.kernel == 1, layer.transposed, problem.merged
-    few = problem.channels if select.is_folded(problem) else min(problem.channels, 64)
-    wide = run.batch * layer.largest >= 2**31
-    return tile._replace(splits=min(2, tile.splits)), run.dtype, run.filters, *sizes, *steps, few, wide
+def _compile(run: Run, tile: Tile, target: GPUTarget, multiprocessors: int) -> None:
+    """Compile a run's kernels into Triton's disk cache."""
+    operands = _operands(run, "cpu", empty=True)
+    with libentry.compiling(target), _as_on(multiprocessors):
+        _call(run, operands, _problem(run, *operands), tile)
 
 
-def _compiled(work: dict[Run, list[Tile]], seconds: float, jobs: int) -> dict[Run, set[Tile]]:
+def _kernels(run: Run, tile: Tile) -> frozenset[str]:
+    """Return descriptions of a run's kernels."""
+    operands = _operands(run, "cpu", empty=True)
+    found = launches(_call, (run, operands, _problem(run, *operands), tile))
+    return frozenset([repr((each, each.options)) for each in found])
+
+
+def _compiled(work: dict[Run, list[Tile]], seconds: float, jobs: int) -> dict[Run, list[Tile]]:
     """Compile in `jobs` processes for at most `seconds`, and return the tiles of each run that are ready."""
     target, hidden = driver.active.get_current_target(), {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    keys = {
-        (run, tile): _kernel(run, _problem(run, *_operands(run, "meta", empty=True)), tile)
-        for run, tiles in work.items()
-        for tile in tiles
-    }
-    first: dict[tuple[Any, ...], tuple[Run, Tile]] = {}
-    for item, key in keys.items():
-        first.setdefault(key, item)
+    count, kernels = devices.multiprocessors(torch.device("cuda", torch.cuda.current_device())), {}
+    first: dict[str, tuple[Run, Tile]] = {}
+    with _as_on(count):
+        for run, tiles in work.items():
+            for tile in tiles:
+                kernels[run, tile] = _kernels(run, tile)
+                for each in kernels[run, tile]:
+                    first.setdefault(each, (run, tile))
     before = {name: os.environ.get(name) for name in hidden}
     os.environ.update(hidden)
     try:
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
-        jobs_of = {pool.submit(_compile, run, [tile], target): key for key, (run, tile) in first.items()}
-        done, _ = wait(jobs_of, seconds)
-        ready = {jobs_of[each] for each in done if not each.exception() and each.result()}
+        submitted = {item: pool.submit(_compile, *item, target, count) for item in dict.fromkeys(first.values())}
+        done, _ = wait(submitted.values(), seconds)
         pool.shutdown(wait=True, cancel_futures=True)
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-    return {run: {tile for tile in tiles if keys[run, tile] in ready} for run, tiles in work.items()}
+    ready = {item for item, each in submitted.items() if each in done and not each.exception()}
+    known = {each for item in ready for each in kernels[item]}
+    return {run: [tile for tile in tiles if kernels[run, tile] <= known] for run, tiles in work.items()}
 
 
 def _time(call: timing.Call) -> float:
@@ -260,7 +261,7 @@ def sweep(
         expected = _aten(run, operands)
         own = [*operands[:1], torch.empty_like(operands[1]), operands[2]] if run.filters else [*operands]
         result, limit = own[1 if run.filters else 2], _TOLERANCE[run.dtype.itemsize] * expected.abs().max()
-        for tile in sorted(tiles):
+        for tile in tiles:
             call = functools.partial(_call, run, own, problem, tile)
             try:
                 result.fill_(float("nan"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -183,25 +184,27 @@ def _chosen(each: Timed, known: Sequence[tuple[Tile, float]], estimate: Callable
     return min(known, key=lambda item: estimate(each.problem, item[0], device))[1]
 
 
-def report(path: Path, multiprocessors: int = 132) -> dict[tuple[bool, int], Fit]:
-    """Print fitted constants as `engine.convolution.table` has them, and return the fits by (filters, bytes)."""
-    timed, found = load(path), {}
-    for filters in (False, True):
-        for size in (2, 4):
-            own = [each for each in timed if each.filters == filters and each.problem.dtype.itemsize == size]
-            if not own:
-                continue
-            fitted = found[filters, size] = fit(own, multiprocessors)
-            wrong = sum([len(each.wrong) for each in own])
-            print(f"# {'filters' if filters else 'forward'}, {size} bytes: {len(own)} runs, {wrong} wrong results")
-            speeds = f"ATen / chosen {fitted.speed:.3f}, ATen / best {fitted.best_speed:.3f}"
-            print(f"# of the best time {fitted.regret:.3f}; {speeds}")
-            print("(")
-            for tile in fitted.tiles:
-                print(f"    Tile({', '.join(map(repr, tile[:9]))}{', bf16x6=True' if tile.bf16x6 else ''}),")
-            print(")")
-            print(f"# {fitted.shared}; bytes_per_us={1e6 / fitted.shared['added_mb']:.3g}")
-            for each in own:
-                for tile in each.wrong:
-                    print(f"# wrong: {each.problem} by {tile[:5]}, {tile.splits} slices")
+def fits(timed: Sequence[Timed], multiprocessors: int = 132) -> dict[tuple[bool, int], Fit]:
+    """Return fits by (filters, bytes of an element)."""
+    found = {}
+    for key in itertools.product((False, True), (2, 4)):
+        own = [each for each in timed if (each.filters, each.problem.dtype.itemsize) == key]
+        if own:
+            found[key] = fit(own, multiprocessors)
     return found
+
+
+def report(path: Path, multiprocessors: int = 132) -> Iterator[str]:
+    """Yield lines with the constants that fit times in a JSON file, as `engine.convolution.table` has them."""
+    timed = load(path)
+    for (filters, size), fitted in fits(timed, multiprocessors).items():
+        own = [each for each in timed if (each.filters, each.problem.dtype.itemsize) == (filters, size)]
+        yield f"# {'filters' if filters else 'forward'}, {size} bytes: {len(own)} runs"
+        yield f"# time over the best time {fitted.regret:.3f}"
+        yield f"# ATen's time over that of the chosen tile {fitted.speed:.3f}, of the best one {fitted.best_speed:.3f}"
+        for tile in fitted.tiles:
+            yield f"    Tile({', '.join(map(repr, tile[:9]))}{', bf16x6=True' if tile.bf16x6 else ''}),"
+        yield f"# {fitted.shared}; bytes_per_us={1e6 / fitted.shared['added_mb']:.3g}"
+        for each in own:
+            for tile in each.wrong:
+                yield f"# wrong: {each.problem} by {tile[:5]}, {tile.splits} slices"
