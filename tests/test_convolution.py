@@ -124,6 +124,7 @@ def test_merged_groups(which, last, dtype, small_tiles):
     _compare(module.to(tritonite.device, dtype), x.to(memory_format=LAST[4]) if last and x.dim() == 4 else x)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_merged_groups_are_independent(value, small_tiles):
     """Infinite and nan inputs of a group reach the results of this group alone."""
@@ -158,6 +159,7 @@ def test_slices_of_k(which, last, folded, small_tiles, monkeypatch):
     _compare(module.to(tritonite.device), x)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("last", [False, True])
 def test_slices_of_k_with_an_activation(last):
     x, weight, bias = normal(2, 20, 1, 5, 6), normal(3, 20, 1, 2, 3), normal(3)
