@@ -18,8 +18,8 @@ from tritonite.engine.convolution.table import Tile
 from tritonite.errors import Decline
 from tritonite.runtime.stats import totals
 
-# The operator of this name goes before the module.
-convolution = importlib.import_module("tritonite.ops.convolution")
+# The operator `convolution` goes before the package.
+call, cudnn, general = [importlib.import_module(f"tritonite.ops.convolution.{n}") for n in ("call", "cudnn", "general")]
 nn = torch.nn
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 MODULES = [
@@ -164,7 +164,7 @@ def test_slices_of_k(which, last, folded, small_tiles, monkeypatch):
 def test_slices_of_k_with_an_activation(last):
     x, weight, bias = normal(2, 20, 1, 5, 6), normal(3, 20, 1, 2, 3), normal(3)
     out = x.new_empty(2, 1, 4, 4, 3).permute(0, 4, 1, 2, 3) if last else x.new_empty(2, 3, 1, 4, 4)
-    launch.convolve(x, weight, bias, out, Geometry(), "ieee", convolution._relu, Tile(16, 16, 16, splits=4))
+    launch.convolve(x, weight, bias, out, Geometry(), "ieee", cudnn.relu, Tile(16, 16, 16, splits=4))
     close(out, torch.conv3d(x.double(), weight.double(), bias.double()).relu(), 256)
 
 
@@ -263,7 +263,7 @@ def test_padding_is_not_multiplied_into_results():
 def test_activation():
     x, weight, bias = normal(2, 4, 1, 5, 6), normal(3, 4, 1, 2, 3), normal(3)
     out = x.new_empty(2, 3, 1, 4, 4)
-    launch.convolve(x, weight, bias, out, Geometry(), "ieee", convolution._relu)
+    launch.convolve(x, weight, bias, out, Geometry(), "ieee", cudnn.relu)
     close(out, torch.conv3d(x.double(), weight.double(), bias.double()).relu(), 32)
 
 
@@ -283,16 +283,16 @@ def test_operators_of_cuda_only():
 
 
 def test_tf32_where_torch_allows_it(monkeypatch):
-    monkeypatch.setattr(convolution.aten, "on_cpu", lambda: False)
+    monkeypatch.setattr(call.aten, "on_cpu", lambda: False)
     before = torch.backends.cudnn.conv.fp32_precision
     try:
         for setting in ("ieee", "tf32"):
             torch.backends.cudnn.conv.fp32_precision = setting
-            assert convolution._precision(torch.float32) == setting
-            assert convolution._precision(torch.float64) == "ieee"
+            assert call.precision(torch.float32) == setting
+            assert call.precision(torch.float64) == "ieee"
     finally:
         torch.backends.cudnn.conv.fp32_precision = before
-    assert convolution._precision(torch.float32, False) == "ieee"
+    assert call.precision(torch.float32, False) == "ieee"
 
 
 @pytest.mark.declines("ATen raises its own error")
@@ -314,7 +314,7 @@ def test_declines(change, reason):
     given |= {"dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1} | change
     tensors = {name: None if given[name] is None else normal(*given[name]) for name in ("input", "weight", "bias")}
     with pytest.raises(Decline, match=reason):
-        convolution.convolution(**given | tensors)
+        general.convolution(**given | tensors)
     with tritonite.use_gems(), pytest.raises(RuntimeError):
         torch.convolution(**given | tensors)
 
