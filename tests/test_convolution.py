@@ -303,6 +303,7 @@ def test_tf32_where_torch_allows_it(monkeypatch):
         ({"weight": (3, 5, 2, 2)}, "channels"),
         ({"input": (2, 4, 0, 6)}, "no size but the batch"),
         ({"bias": (4,)}, "a bias of shape"),
+        ({"bias": (0,)}, "a bias of shape"),
         ({"stride": [0, 1]}, "out of range"),
         ({"padding": [1, 1, 1]}, "padding of 3 numbers"),
         ({"groups": 3}, "channels"),
@@ -317,6 +318,12 @@ def test_declines(change, reason):
         general.convolution(**given | tensors)
     with tritonite.use_gems(), pytest.raises(RuntimeError):
         torch.convolution(**given | tensors)
+
+
+def test_a_bias_without_elements_is_left_to_aten():
+    x, weight = normal(5, 2, 4), normal(3, 4, 6)
+    with pytest.raises(Decline, match="a bias of shape"):
+        general.conv_tbc(x, weight, x.new_empty(0))
 
 
 def test_where_aten_is_faster():

@@ -192,7 +192,7 @@ def _aten(run: Run, operands: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _as_on(multiprocessors: int) -> Iterator[None]:
-    """Have choices for tensors on the CPU be those of a GPU with so many multiprocessors."""
+    """Have choices for tensors on the CPU be those of a GPU with this number of multiprocessors."""
     with mock.patch.object(devices, "multiprocessors", lambda _: multiprocessors):
         yield
 

@@ -37,7 +37,7 @@ class Fit(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What the estimated times depend on, an element a measurement."""
+    """Loads of measured runs, one element for each measurement."""
 
     tile: torch.Tensor
     programs: torch.Tensor

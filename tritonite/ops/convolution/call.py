@@ -66,8 +66,6 @@ class Call:
         if own % groups or input.shape[1] != (own if transposed else channels * groups):
             raise Decline(f"{input.shape[1]} channels and a weight of shape {tuple(weight.shape)} in {groups} groups")
         self.columns = channels * groups if transposed else own
-        # Autograd passes the sizes [0] for a convolution without a bias.
-        bias_sizes = None if bias_sizes is not None and tuple(bias_sizes) == (0,) else bias_sizes
         if bias_sizes is not None and tuple(bias_sizes) != (self.columns,):
             raise Decline(f"a bias of shape {tuple(bias_sizes)}, not {(self.columns,)}")
         steps = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, strict=True)

@@ -73,5 +73,7 @@ def convolution_backward(
     output_mask,
     outs=(),
 ):
+    # Autograd passes the sizes [0] for a convolution without a bias.
+    bias_sizes = None if bias_sizes is not None and tuple(bias_sizes) == (0,) else bias_sizes
     call = Call(input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups)
     return backward(call, grad_output, output_mask, outs, precision(input.dtype))
