@@ -23,6 +23,8 @@ _STEPS, _RATE = 1500, 0.03
 # Costs that tiles share, with their initial values: launches, the fixed share of a block of K, adding slices of K,
 # microseconds a megabyte of these and of operands, and the block-diagonal filters.
 _SHARED = {"launch": 3.0, "fixed_share": 0.3, "adding": 2.5, "added_mb": 0.33, "read_mb": 0.25, "merging": 2.0}
+# Shared costs that a table has once; the first fit decides on them.
+_ONCE = ("fixed_share", "adding", "added_mb")
 
 
 class Fit(NamedTuple):
@@ -86,6 +88,7 @@ def _estimate(rows: _Rows, tiles: torch.Tensor, shared: torch.Tensor, filters: b
     """Return the logarithms of estimated times. `tiles` are (tiles, 3): busy, alone, ends, as in `select.estimate`."""
     busy, alone, ends = tiles[rows.tile.long()].T
     launch, fixed, adding, added, read, merging = shared
+    fixed = fixed.clamp(max=1)
     steps = rows.steps * (fixed + (1 - fixed) * rows.length)
 
     def resident(count: torch.Tensor) -> torch.Tensor:
@@ -101,22 +104,26 @@ def _estimate(rows: _Rows, tiles: torch.Tensor, shared: torch.Tensor, filters: b
     return time.log()
 
 
-def _descend(rows: _Rows, tiles: Sequence[Tile], filters: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tiles' costs and the shared ones with the least weighted error."""
+def _descend(
+    rows: _Rows, tiles: Sequence[Tile], filters: bool, given: dict[str, float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tiles' costs and the shared ones with the least weighted error, with those `given`."""
     area = torch.tensor([tile.block_m * tile.block_n * tile.block_k / 2**20 for tile in tiles], dtype=torch.float64)
     area = area * (4 if tiles[0].bf16x6 else 0.5)
     start = torch.stack([area + 0.05, 1.3 * area + 0.1, torch.full_like(area, 1.5)], 1).log()
-    costs, shared = start.requires_grad_(), torch.tensor([*_SHARED.values()]).double().log().requires_grad_()
+    known = torch.tensor([name in given for name in _SHARED])
+    first = torch.tensor([*(_SHARED | given).values()]).double().log()
+    costs, shared = start.requires_grad_(), first.clone().requires_grad_()
     optimizer = torch.optim.Adam([costs, shared], _RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS)
     for _ in range(_STEPS):
         optimizer.zero_grad()
-        found = _estimate(rows, costs.exp(), shared.exp().clamp(max=1e4), filters)
+        found = _estimate(rows, costs.exp(), torch.where(known, first, shared).exp(), filters)
         errors = torch.nn.functional.smooth_l1_loss(found, rows.logarithm, beta=0.08, reduction="none")
         (rows.weight * errors).mean().backward()
         optimizer.step()
         schedule.step()
-    return costs.detach().exp(), shared.detach().exp()
+    return costs.detach().exp(), torch.where(known, first, shared).detach().exp()
 
 
 def _useful(timed: Sequence[Timed]) -> list[Tile]:
@@ -142,15 +149,19 @@ def _useful(timed: Sequence[Timed]) -> list[Tile]:
     return chosen
 
 
-def fit(timed: Sequence[Timed], multiprocessors: int = 132) -> Fit:
-    """Return the tiles of a table, fitted to times of one dtype, of convolutions or of filters' gradients."""
+def fit(timed: Sequence[Timed], multiprocessors: int = 132, given: dict[str, float] | None = None) -> Fit:
+    """Return the tiles of a table, fitted to times of one dtype, of convolutions or of filters' gradients.
+
+    `given` are shared costs that are known.
+    """
     filters, tiles = timed[0].filters, _useful(timed)
     rows = _rows(timed, tiles, multiprocessors)
-    costs, shared = _descend(rows, tiles, filters)
+    costs, shared = _descend(rows, tiles, filters, given or {})
     found = []
     for tile, (busy, alone, ends) in zip(tiles, costs.tolist(), strict=True):
         alone = tile.programs * busy if filters else alone
         found.append(tile._replace(busy=round(busy, 4), alone=round(alone, 4), ends=round(ends, 2)))
+    shared[list(_SHARED).index("fixed_share")].clamp_(max=1)
     named = {name: round(value, 4) for name, value in zip(_SHARED, shared.tolist(), strict=True)}
     return Fit(tuple(found), named, *_quality(timed, found, named, multiprocessors))
 
@@ -186,11 +197,13 @@ def _chosen(each: Timed, known: Sequence[tuple[Tile, float]], estimate: Callable
 
 def fits(timed: Sequence[Timed], multiprocessors: int = 132) -> dict[tuple[bool, int], Fit]:
     """Return fits by (filters, bytes of an element)."""
-    found = {}
+    found: dict[tuple[bool, int], Fit] = {}
     for key in itertools.product((False, True), (2, 4)):
         own = [each for each in timed if (each.filters, each.problem.dtype.itemsize) == key]
         if own:
-            found[key] = fit(own, multiprocessors)
+            before = next(iter(found.values()), None)
+            given = {name: before.shared[name] for name in _ONCE} if before else {}
+            found[key] = fit(own, multiprocessors, given)
     return found
 
 
