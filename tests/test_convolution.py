@@ -18,8 +18,8 @@ from tritonite.engine.convolution.table import Tile
 from tritonite.errors import Decline
 from tritonite.runtime.stats import totals
 
-# The operator of this name goes before the module.
-convolution = importlib.import_module("tritonite.ops.convolution")
+# The operator `convolution` goes before the package.
+call, cudnn, general = [importlib.import_module(f"tritonite.ops.convolution.{n}") for n in ("call", "cudnn", "general")]
 nn = torch.nn
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 MODULES = [
@@ -100,11 +100,72 @@ def test_dtypes(dtype):
     _compare(module, normal(2, 5, 7, 6, dtype=dtype), terms=256)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_copied_images(groups, small_tiles, monkeypatch):
+@pytest.mark.parametrize(("groups", "dtype"), [(1, torch.bfloat16), (2, torch.bfloat16), (1, torch.float32)])
+def test_copied_images(groups, dtype, small_tiles, monkeypatch):
     monkeypatch.setitem(table.TABLE, devices.current.kind, small_tiles._replace(copied_work=0))
-    module = nn.Conv2d(40, 6, 3, stride=2, padding=1, groups=groups).to(tritonite.device, torch.bfloat16)
-    _compare(module, normal(2, 40, 5, 6, dtype=torch.bfloat16), terms=1024)
+    module = nn.Conv2d(40, 6, 3, stride=2, padding=1, groups=groups).to(tritonite.device, dtype)
+    _compare(module, normal(2, 40, 5, 6, dtype=dtype), terms=1024)
+
+
+GROUPED = [
+    (nn.Conv2d(32, 32, 3, padding=1, groups=8), (1, 32, 3, 4)),
+    (nn.Conv1d(12, 24, 3, stride=2, groups=6), (2, 12, 9)),
+    (nn.Conv2d(14, 35, (1, 2), groups=7, bias=False), (1, 14, 3, 4)),
+    (nn.ConvTranspose2d(24, 12, 3, stride=2, groups=4), (1, 24, 3, 2)),
+    (nn.ConvTranspose2d(12, 12, 2, groups=6), (1, 12, 3, 2)),
+]
+
+
+@pytest.mark.parametrize(("which", "last", "dtype"), some(range(5), [False, True], [torch.float32, torch.float64]))
+def test_merged_groups(which, last, dtype, small_tiles):
+    """Narrow groups share a product, whose filters are block-diagonal."""
+    module, shape = copy.deepcopy(GROUPED[which][0]), GROUPED[which][1]
+    x = normal(*shape, dtype=dtype)
+    _compare(module.to(tritonite.device, dtype), x.to(memory_format=LAST[4]) if last and x.dim() == 4 else x)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_merged_groups_are_independent(value, small_tiles):
+    """Infinite and nan inputs of a group reach the results of this group alone."""
+    x, weight = normal(1, 8, 5, 5), normal(8, 2, 3, 3)
+    x[0, 3, 2, 2] = value
+    with tritonite.use_gems(faster_only=False):
+        found, by_input = torch.conv2d(x, weight, groups=4), torch.conv_transpose2d(x, weight, groups=4)
+    for own, exact in zip((found, by_input), (torch.conv2d, torch.conv_transpose2d), strict=True):
+        reference = exact(x.double(), weight.double(), groups=4)
+        torch.testing.assert_close(own.double(), reference, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert found[:, [0, 1, 4, 5, 6, 7]].isfinite().all()
+
+
+def test_groups_that_one_product_computes():
+    own = Problem(torch.float32, 1, 1, 4, 4, 9, groups=32, phases=1)
+    assert select.merged(own) == own._replace(groups=4, columns=32, channels=32, merged=8)
+    assert select.merged(own._replace(groups=6)).merged == 6
+    assert select.merged(own._replace(groups=11)).merged == 1
+    assert select.merged(own._replace(columns=24)).merged == 1
+    assert select.merged(own._replace(columns=64)).merged == 1
+
+
+@pytest.mark.parametrize(("which", "last", "folded"), some([1, 2, 4, 6, 8, 9, 10, 12], [False, True], [1, 16], turns=2))
+def test_slices_of_k(which, last, folded, small_tiles, monkeypatch):
+    """Programs sum slices of K, some of them empty, and another kernel adds the slices, the bias and an activation."""
+    monkeypatch.setitem(table.TABLE, devices.current.kind, small_tiles._replace(folded_channels=folded))
+    monkeypatch.setattr(select, "forward_tile", lambda *_, splits: Tile(16, 16, 16, splits=5 if splits else 1))
+    module, shape = MODULES[which]
+    x = normal(*shape)
+    if last and x.dim() in LAST:
+        x = x.to(memory_format=LAST[x.dim()])
+    _compare(module.to(tritonite.device), x)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("last", [False, True])
+def test_slices_of_k_with_an_activation(last):
+    x, weight, bias = normal(2, 20, 1, 5, 6), normal(3, 20, 1, 2, 3), normal(3)
+    out = x.new_empty(2, 1, 4, 4, 3).permute(0, 4, 1, 2, 3) if last else x.new_empty(2, 3, 1, 4, 4)
+    launch.convolve(x, weight, bias, out, Geometry(), "ieee", cudnn.relu, Tile(16, 16, 16, splits=4))
+    close(out, torch.conv3d(x.double(), weight.double(), bias.double()).relu(), 256)
 
 
 @pytest.mark.parametrize("layouts", [*itertools.product(("contiguous", "channels_last"), repeat=2)], ids="-".join)
@@ -164,15 +225,26 @@ def test_second_derivatives():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "channels", "last"), [(3, 20, False), (3, 3, True), (1, 20, True), (1, 20, False)], ids=str
+    ("kernel", "channels", "groups", "splits", "last"),
+    [
+        (3, 20, 1, 1, False),
+        (3, 20, 1, 4, False),
+        (2, 20, 1, 4, True),
+        (3, 3, 1, 1, True),
+        (1, 20, 1, 1, True),
+        (1, 20, 1, 1, False),
+        (2, 8, 4, 1, True),
+    ],
+    ids=str,
 )
-def test_an_image_does_not_depend_on_others(kernel, channels, last, small_tiles):
-    x, weight, bias = normal(5, channels, 6, 7), normal(9, channels, kernel, kernel), normal(9)
+def test_an_image_does_not_depend_on_others(kernel, channels, groups, splits, last, small_tiles, monkeypatch):
+    monkeypatch.setitem(table.TABLE, devices.current.kind, small_tiles._replace(most_splits=splits, adding=0.0))
+    x, weight, bias = normal(5, channels, 6, 7), normal(8, channels // groups, kernel, kernel), normal(8)
     x = x.to(memory_format=torch.channels_last) if last else x
+    filters = weight if groups > 1 else weight.transpose(0, 1)
     with tritonite.use_gems(invariant=True):
-        whole, alone = torch.conv2d(x, weight, bias), torch.conv2d(x[2:3], weight, bias)
-        turned = torch.conv_transpose2d(x, weight.transpose(0, 1), None, 2)
-        turned_alone = torch.conv_transpose2d(x[2:3], weight.transpose(0, 1), None, 2)
+        whole, alone = (torch.conv2d(each, weight, bias, groups=groups) for each in (x, x[2:3]))
+        turned, turned_alone = (torch.conv_transpose2d(each, filters, None, 2, groups=groups) for each in (x, x[2:3]))
     assert torch.equal(whole[2:3], alone)
     assert torch.equal(turned[2:3], turned_alone)
 
@@ -191,7 +263,7 @@ def test_padding_is_not_multiplied_into_results():
 def test_activation():
     x, weight, bias = normal(2, 4, 1, 5, 6), normal(3, 4, 1, 2, 3), normal(3)
     out = x.new_empty(2, 3, 1, 4, 4)
-    launch.convolve(x, weight, bias, out, Geometry(), "ieee", convolution._relu)
+    launch.convolve(x, weight, bias, out, Geometry(), "ieee", cudnn.relu)
     close(out, torch.conv3d(x.double(), weight.double(), bias.double()).relu(), 32)
 
 
@@ -211,16 +283,16 @@ def test_operators_of_cuda_only():
 
 
 def test_tf32_where_torch_allows_it(monkeypatch):
-    monkeypatch.setattr(convolution.aten, "on_cpu", lambda: False)
+    monkeypatch.setattr(call.aten, "on_cpu", lambda: False)
     before = torch.backends.cudnn.conv.fp32_precision
     try:
         for setting in ("ieee", "tf32"):
             torch.backends.cudnn.conv.fp32_precision = setting
-            assert convolution._precision(torch.float32) == setting
-            assert convolution._precision(torch.float64) == "ieee"
+            assert call.precision(torch.float32) == setting
+            assert call.precision(torch.float64) == "ieee"
     finally:
         torch.backends.cudnn.conv.fp32_precision = before
-    assert convolution._precision(torch.float32, False) == "ieee"
+    assert call.precision(torch.float32, False) == "ieee"
 
 
 @pytest.mark.declines("ATen raises its own error")
@@ -231,6 +303,7 @@ def test_tf32_where_torch_allows_it(monkeypatch):
         ({"weight": (3, 5, 2, 2)}, "channels"),
         ({"input": (2, 4, 0, 6)}, "no size but the batch"),
         ({"bias": (4,)}, "a bias of shape"),
+        ({"bias": (0,)}, "a bias of shape"),
         ({"stride": [0, 1]}, "out of range"),
         ({"padding": [1, 1, 1]}, "padding of 3 numbers"),
         ({"groups": 3}, "channels"),
@@ -242,9 +315,15 @@ def test_declines(change, reason):
     given |= {"dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1} | change
     tensors = {name: None if given[name] is None else normal(*given[name]) for name in ("input", "weight", "bias")}
     with pytest.raises(Decline, match=reason):
-        convolution.convolution(**given | tensors)
+        general.convolution(**given | tensors)
     with tritonite.use_gems(), pytest.raises(RuntimeError):
         torch.convolution(**given | tensors)
+
+
+def test_a_bias_without_elements_is_left_to_aten():
+    x, weight = normal(5, 2, 4), normal(3, 4, 6)
+    with pytest.raises(Decline, match="a bias of shape"):
+        general.conv_tbc(x, weight, x.new_empty(0))
 
 
 def test_where_aten_is_faster():

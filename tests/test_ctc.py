@@ -76,6 +76,7 @@ def test_more_labels_than_a_tile():
     check(log_probs, targets, [80], [66])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("as_tensors", [False, True])
 def test_through_autograd(as_tensors):
     steps, labels = [9, 8, 6], [4, 1, 2]

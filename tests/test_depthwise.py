@@ -97,6 +97,7 @@ def test_no_samples_and_one_channel(shape, layout):
         check(normal(*shape), normal(2 * shape[1], 1, *taps), normal(2 * shape[1]), 1, padding, 1, layout)
 
 
+@pytest.mark.smoke
 def test_windows_differ_by_dimension():
     x, weight = normal(2, 3, 6, 9, 7), normal(6, 1, 2, 3, 1)
     triples = (2, 1, 3), (1, 2, 0), (1, 3, 1)
@@ -112,6 +113,7 @@ def test_windows_differ_by_dimension():
     close(by_weight, own.grad, 500)
 
 
+@pytest.mark.smoke
 def test_padding_has_no_terms():
     """A tap outside the input adds nothing, even if it is inf; nor does one between the strides of a gradient."""
     x, weight = normal(1, 2, 1, 3, 3), torch.full((2, 1, 1, 3, 3), float("inf"), device=tritonite.device)

@@ -41,6 +41,7 @@ def test_per_tensor(dtype):
         same("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", x, scale, zero_point, flag, 0, 255)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("zero_dtype", [torch.int32, torch.float32, torch.float16])
 def test_per_channel(dtype, zero_dtype):
@@ -65,6 +66,7 @@ def test_wrong_arguments():
             ops["fake_quantize_per_channel_affine_cachemask"](x, one, (one * 9).int(), 0, 0, 7)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("channels", [False, True])
 def test_learnable_gradients_of_several_blocks(channels, tiny_blocks):
     """Gradients of scale and zero point are sums over several blocks and programs."""

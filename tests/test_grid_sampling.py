@@ -34,6 +34,7 @@ def test_outputs_and_gradients(rank, mode, padding, device):
     assert served(f"{name}_backward")
 
 
+@pytest.mark.smoke
 def test_strided_operands_and_large_offsets(device, monkeypatch):
     monkeypatch.setattr("tritonite.engine.pointwise.declare.INT32_LIMIT", 8)
     monkeypatch.setattr("tritonite.engine.iteration.INT32_LIMIT", 8)
@@ -92,6 +93,7 @@ def test_an_empty_batch(device):
     assert served("grid_sampler_2d")
 
 
+@pytest.mark.smoke
 def test_cudnn_samples_bilinearly_with_corners_aligned(device):
     image, grid, grad = _operands(2, (5, 4), torch.float32, device)
     given = (image, grid, 0, 0, True)

@@ -51,6 +51,7 @@ def test_labels_of_several_blocks(reduction, tiny_blocks):
     same("multilabel_margin_loss_backward", grad, x, target, reduction, is_target)
 
 
+@pytest.mark.smoke
 def test_few_dimensions():
     """A vector is one row, and a number a row of one class."""
     index = torch.tensor([1], device=tritonite.device)
@@ -76,6 +77,7 @@ def test_wrong_classes():
             ops["multilabel_margin_loss_forward"](x, torch.tensor([[0, 1, 2], [-1, wrong, 0]]), MEAN)
 
 
+@pytest.mark.smoke
 def test_through_autograd():
     x, target = normal(6, 5), torch.randint(0, 5, (6, 5), device=tritonite.device)
     target[:, 3] = -1

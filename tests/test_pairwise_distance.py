@@ -40,6 +40,7 @@ def test_several_tiles_and_sums(p, far, monkeypatch):
     same("_pdist_backward", normal(2 * len(distance))[::2], x, p, distance)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("p", NORMS)
 def test_equal_rows(p):
     """Rows at distance 0 have no gradient, and equal features no part of it."""
@@ -61,6 +62,7 @@ def test_batches_broadcast(p, mode):
         same("_euclidean_dist", x, y)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_products_of_16_bit_floats(dtype):
     x, y = normal(30, 20, dtype=dtype), normal(9, 20, dtype=dtype) + 3

@@ -55,6 +55,7 @@ def test_maxima_and_their_gradients_are_atens(layout, kernel, stride, pad, dilat
     _same("max_pool2d_with_indices_backward", torch.randn_like(values), x, *how, indices)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("inside, divisor", [(True, None), (False, None), (True, -3)])
 def test_averages_and_their_gradients_are_atens(layout, inside, divisor):
@@ -76,6 +77,7 @@ def test_adaptive_windows_may_overlap_or_repeat_elements(layout, size):
     _same("adaptive_max_pool2d_backward", torch.randn_like(values), x, indices)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_the_last_nan_and_the_first_of_equal_elements_are_the_maximum(size):
     x = torch.zeros(1, 1, 8, 8, device=DEVICE)

@@ -73,6 +73,7 @@ def test_cell(name, count, cell, dtype, has_bias, layout):
         close(own, reference, 16)
 
 
+@pytest.mark.smoke
 def test_one_gradient():
     ops, given = tritonite.overloads(), operands(4, torch.float32, False, "contiguous")
     _, cy, workspace = ops["_thnn_fused_lstm_cell"](*given)
@@ -86,6 +87,7 @@ def test_one_gradient():
         backward(None, None, given[2], cy, workspace, False)
 
 
+@pytest.mark.smoke
 def test_no_samples():
     ops = tritonite.overloads()
     empty, state = torch.empty(0, 4 * SIZE, device=tritonite.device), torch.empty(0, SIZE, device=tritonite.device)

@@ -88,6 +88,7 @@ def test_both_searches_of_the_gradient_of_nearest_agree(exact, device):
         torch.testing.assert_close(found[0].sum(1), grad.sum(1))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"])
 def test_antialiased_is_a_product_with_weights(name, device):
     """Also for one column of outputs, where ATen's CPU kernel repeats the first row."""
@@ -105,6 +106,7 @@ def test_antialiased_is_a_product_with_weights(name, device):
     assert served(f"{name}_backward")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["upsample_nearest2d", "upsample_bilinear2d", "_upsample_bilinear2d_aa"])
 def test_layouts_and_large_offsets(name, device, monkeypatch):
     """Results keep channels last, read any strides, and have 64-bit offsets where an extent needs them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -31,16 +32,27 @@ def tune(
     model: Annotated[
         bool, typer.Option(help="fit the cost model that chooses tiles of all shapes to this GPU instead")
     ] = False,
+    convolutions: Annotated[
+        Path | None,
+        typer.Option(help="time tiles of convolutions instead, write the times to this JSON file, and print a table"),
+    ] = None,
     seconds: Annotated[
-        float, typer.Option(min=1, help="seconds of timing of --model for each dtype, after compilation")
+        float, typer.Option(min=1, help="seconds of timing, for --model of each dtype, after compilation")
     ] = 90,
-    seed: Annotated[int, typer.Option(help="seed of the products that --model draws")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the products or convolutions to draw")] = 0,
 ) -> None:
     """Find the fastest tiles of matrix products on this GPU and store them for later processes."""
+    if convolutions is not None and convolutions.exists():
+        _fit_convolutions(convolutions)
+        return
     if tritonite.device != "cuda" or tritonite.backend.interpreted:
         raise NoDevice
     if model:
         _fit_model(seconds, seed, jobs)
+        return
+    if convolutions is not None:
+        _time_convolutions(convolutions, seconds, seed, jobs)
+        _fit_convolutions(convolutions)
         return
     store.check()
     from tritonite.bench import cases
@@ -113,6 +125,30 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
         )
     cost.save(cost.own(name), tables)
     console.print(f"stored in {cost.own(name)}", highlight=False, soft_wrap=True)
+
+
+def _time_convolutions(path: Path, seconds: float, seed: int, jobs: int) -> None:
+    """Time tiles of layers of models, and write the times to a JSON file."""
+    from tritonite.testing import judge
+    from tritonite.tuning import convolution
+
+    timed = []
+    with console.status("compiling and timing convolutions"), judge.without_tf32():
+        try:
+            # Compilation has twice as long as timing, which leaves out what has not been compiled by then.
+            for each in convolution.sweep(2 * seconds, seconds, jobs, seed):
+                timed.append(each)
+        finally:
+            convolution.save(timed, path)
+    console.print(f"{len(timed)} runs stored in {path}", highlight=False, soft_wrap=True)
+
+
+def _fit_convolutions(path: Path) -> None:
+    """Print the table of convolutions that fits the times in a JSON file."""
+    from tritonite.tuning import convolution_fit
+
+    for line in convolution_fit.report(path):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -6,9 +6,11 @@ strides, and filters are (columns, channels of a group, kernel depth, height, wi
 - problem: `Geometry`, stride, padding, dilation and groups; `Problem`, what a choice of tiles may depend on
 - meta: compile-time facts and run-time arguments of the kernels
 - table: tiles and limits of each kind of device
-- select: the tile of a product, splits of the gradient of the filters, and where ATen is faster
+- select: the tile of a product and its slices, merged groups, copies, and where ATen is faster
+- coordinates: device functions that find the elements of the input that taps meet
 - forward: kernel of the convolution and of its transpose
 - filters: kernel of the gradient of the filters, by slices of the positions that are added up
+- groups: filters of narrow groups as block-diagonal filters of one group
 - launch: host functions `convolve`, `convolve_transposed` and `filter_gradient`
 - product: filters of one tap as ordinary matrix products, by the `gemm` engine
 - depthwise: choice of tiles and launches where every group has one input channel; depthwise_taps, what its kernels
@@ -17,13 +19,16 @@ strides, and filters are (columns, channels of a group, kernel depth, height, wi
 
 A call of `conv2d`:
 
-1. `ops/convolution.py` views operands in three dimensions, allocates the result in ATen's memory format, and calls
+1. `ops/convolution/` views operands in three dimensions, allocates the result in ATen's memory format, and calls
    `convolve`.
 2. `product.multiply` serves filters of one tap without stride or padding, where tensors are matrices.
-3. `select.tile` chooses the tile for the `Problem`; filters that neither operand order reads well are copied.
+3. `launch.problem_of` returns the `Problem`, in which narrow groups are merged (`select.merged`), and
+   `select.forward_tile` chooses the tile and slices of K for it. Images that are not channels-last are copied, and so
+   are filters that neither operand order reads well.
 4. `forward.convolve_tile` multiplies a tile of output positions and output channels: a loop over taps and blocks of
    channels loads the input at the positions that a tap meets.
+5. With slices of K, `gemm.launch.add_slices` adds them, the bias and the activation.
 
 The transpose gathers. An output position is met by the taps of one residue class modulo the stride, so each class of
-positions (a phase) is a convolution of its own with fewer taps (`forward._phase`).
+positions (a phase) is a convolution of its own with fewer taps (`coordinates.phase_walk`).
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.convolution.forward import (
+from tritonite.engine.convolution.coordinates import (
     across,
     aligned_image,
     along,
@@ -121,28 +121,49 @@ def filter_gradient_tile(
 @libentry()
 @triton.jit(do_not_specialize=["slices"])
 def add_slices(
-    partials, out, axes, strides, channels, columns, elements, slices, BLOCK: tl.constexpr, INDEX: tl.constexpr
+    partials,
+    out,
+    axes,
+    strides,
+    channels,
+    columns,
+    elements,
+    slice_stride,
+    slices,
+    MERGED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INDEX: tl.constexpr,
 ):
     """Add up the slices of the filters' gradient, in their order.
 
     Args:
-        partials: (slices, groups, kernel depth, height, width, channels, columns), contiguous.
+        partials: (slices, groups / MERGED, kernel depth, height, width, MERGED * channels, MERGED * columns),
+            contiguous. Only the blocks of channels and columns of one group are read.
         out: the gradient of the filters.
         axes: `Axes`, for the numbers of taps.
         strides: `FilterStrides` of `out`.
         channels, columns: channels and columns of a group.
-        elements: elements of a slice.
+        elements: elements of `out`.
+        slice_stride: elements of a slice.
         slices: their number.
+        MERGED: groups that one product has computed.
     """
     wait_for_previous_launch()
     element = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = element < elements
-    total = tl.zeros((BLOCK,), partials.dtype.element_ty)
-    for i in range(0, slices):
-        total += tl.load(partials + tl.full((), i, tl.int64) * elements + element, mask=mask, other=0.0)
     column, rest = element % columns, element // columns
     channel, rest = rest % channels, rest // channels
     group, at_d, at_h, at_w = position_indices(rest, axes.depth.taps, axes.height.taps, axes.width.taps)
+    if MERGED > 1:
+        taps = axes.depth.taps * axes.height.taps * axes.width.taps
+        row = group // MERGED * taps + rest % taps
+        row = row * (MERGED * channels) + group % MERGED * channels + channel
+        at = row * (MERGED * columns) + group % MERGED * columns + column
+    else:
+        at = element
+    total = tl.zeros((BLOCK,), partials.dtype.element_ty)
+    for i in range(0, slices):
+        total += tl.load(partials + tl.full((), i, tl.int64) * slice_stride + at, mask=mask, other=0.0)
     to = group * strides.group + column * strides.column + channel * strides.channel
     to += at_d * strides.depth + at_h * strides.height + at_w * strides.width
     tl.store(out + to, total.to(out.dtype.element_ty), mask=mask)

@@ -9,12 +9,14 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.convolution import depthwise, product, select
+from tritonite.engine.convolution import depthwise, groups, product, select
 from tritonite.engine.convolution.filters import add_slices, filter_gradient_tile
 from tritonite.engine.convolution.forward import convolve_tile
 from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, ImageStrides, Strides
 from tritonite.engine.convolution.problem import Geometry, Problem, filter_strides, image_strides
 from tritonite.engine.convolution.table import Tile, table
+from tritonite.engine.gemm.launch import add_slices as add_partial_products
+from tritonite.engine.gemm.work import Epilogue
 from tritonite.engine.iteration import contiguous_strides, offset_type
 from tritonite.engine.movement import move
 from tritonite.runtime.contract import empty, empty_strided, fusion
@@ -24,7 +26,8 @@ def problem_of(input: torch.Tensor, filters: torch.Tensor, out: torch.Tensor, ge
     """Return the problem of a convolution, with filters (groups * columns, channels, depth, height, width)."""
     columns, channels = filters.shape[0] // geometry.groups, filters.shape[1]
     positions, taps = math.prod(out.shape[2:]), math.prod(filters.shape[2:])
-    return Problem(input.dtype, input.shape[0], positions, columns, channels, taps, geometry.groups, 1)
+    own = Problem(input.dtype, input.shape[0], positions, columns, channels, taps, geometry.groups, 1)
+    return select.merged(own)
 
 
 def transposed_problem_of(input: torch.Tensor, filters: torch.Tensor, out: torch.Tensor, geometry: Geometry) -> Problem:
@@ -36,7 +39,7 @@ def transposed_problem_of(input: torch.Tensor, filters: torch.Tensor, out: torch
     positions = math.prod([-(-size // step) for size, step in zip(out.shape[2:], geometry.stride, strict=True)])
     taps = math.prod([-(-size // step) for size, step in zip(filters.shape[2:], geometry.stride, strict=True)])
     own = Problem(input.dtype, input.shape[0], positions, columns, channels, taps, geometry.groups, geometry.phases)
-    return own
+    return select.merged(own)
 
 
 def convolve(
@@ -47,6 +50,7 @@ def convolve(
     geometry: Geometry,
     precision: str,
     activation: Any = None,
+    tile: Tile | None = None,
 ) -> None:
     """Write activation(convolution + bias) to `out`.
 
@@ -58,6 +62,7 @@ def convolve(
         geometry: stride, padding, dilation and groups.
         precision: of float32 products: "ieee" or "tf32".
         activation: a `triton.jit` function of a block, or None.
+        tile: the tile, and slices of K; by default `select.forward_tile` chooses.
 
     With `settings().invariant` an image's result does not depend on the other images.
     """
@@ -67,12 +72,9 @@ def convolve(
         depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3])
         return
     problem = problem_of(input, filters, out, geometry)
-    input = channels_last(input, problem)
-    if select.copies_filters(problem, filters):
-        filters = _with_contiguous(filters, 0)
     axes = geometry.axes(input.shape[2:], out.shape[2:], filters.shape[2:])
-    strides = filter_strides(filters, geometry.groups)
-    _run(problem, input, filters, bias, out, axes, strides, precision, activation)
+    filters, strides = _product_filters(problem, filters, axes, geometry.groups, False)
+    _run(problem, input, filters, bias, out, axes, strides, precision, activation, tile)
 
 
 def convolve_transposed(
@@ -83,6 +85,7 @@ def convolve_transposed(
     geometry: Geometry,
     precision: str,
     activation: Any = None,
+    tile: Tile | None = None,
 ) -> None:
     """Write activation(transposed convolution + bias) to `out`: the gradient of a convolution by its input.
 
@@ -97,16 +100,18 @@ def convolve_transposed(
         depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias)
         return
     problem = transposed_problem_of(input, filters, out, geometry)
-    input = channels_last(input, problem)
-    if select.copies_filters(problem, filters):
-        filters = _with_contiguous(filters, 1)
     axes = geometry.transposed_axes(input.shape[2:], out.shape[2:], filters.shape[2:])
-    strides = filter_strides(filters, geometry.groups, transposed=True)
-    _run(problem, input, filters, bias, out, axes, strides, precision, activation)
+    filters, strides = _product_filters(problem, filters, axes, geometry.groups, True)
+    _run(problem, input, filters, bias, out, axes, strides, precision, activation, tile)
 
 
 def filter_gradient(
-    input: torch.Tensor, grad: torch.Tensor, out: torch.Tensor, geometry: Geometry, precision: str
+    input: torch.Tensor,
+    grad: torch.Tensor,
+    out: torch.Tensor,
+    geometry: Geometry,
+    precision: str,
+    tile: Tile | None = None,
 ) -> None:
     """Write the gradient of the filters to `out`, (groups * columns, channels, kernel depth, height, width).
 
@@ -120,16 +125,15 @@ def filter_gradient(
         return
     problem = problem_of(input, out, grad, geometry)
     input, grad = channels_last(input, problem), channels_last(grad, problem)
-    tile = select.filter_tile(problem, grad.device)
+    tile = tile or select.filter_tile(problem, grad.device)
     steps, count = select.slices(problem, tile, grad.device)
     axes = geometry.axes(input.shape[2:], grad.shape[2:], out.shape[2:])
     result, strides = out, filter_strides(out, geometry.groups)
-    if count > 1:
-        taps = out.shape[2:]
-        shape = (count, geometry.groups, *taps, problem.channels, problem.columns)
+    partial = count > 1 or problem.merged > 1
+    if partial:
+        shape = (count, problem.groups, *out.shape[2:], problem.channels, problem.columns)
         result = empty(shape, _accumulator(out.dtype), out.device)
-        _, group, *spatial, channel, column = result.stride()
-        strides = FilterStrides(group, column, channel, *spatial)
+        strides = groups.merged_strides(result)
     facts = _facts(problem, tile, axes, precision, input, grad)
     meta = FilterMeta(
         split=count > 1,
@@ -142,7 +146,7 @@ def filter_gradient(
     )
     rows = problem.taps * -(-problem.channels // tile.block_m)
     rows = -(-problem.inner // tile.block_m) if meta.folded else rows
-    filter_gradient_tile[(rows * -(-problem.columns // tile.block_n) * geometry.groups, count)](
+    filter_gradient_tile[(rows * -(-problem.columns // tile.block_n) * problem.groups, count)](
         *(input, grad, result, axes),
         strides=Strides(image_strides(input), strides, image_strides(grad)),
         batches=problem.batches,
@@ -153,15 +157,16 @@ def filter_gradient(
         META=meta,
         **_options(tile),
     )
-    if count > 1:
-        elements = result[0].numel()
-        add_slices[(-(-elements // table().added),)](
+    if partial:
+        add_slices[(-(-out.numel() // table().added),)](
             *(result, out, axes),
             strides=filter_strides(out, geometry.groups),
-            channels=problem.channels,
-            columns=problem.columns,
-            elements=elements,
+            channels=problem.channels // problem.merged,
+            columns=problem.columns // problem.merged,
+            elements=out.numel(),
+            slice_stride=result[0].numel(),
             slices=count,
+            MERGED=problem.merged,
             BLOCK=table().added,
             INDEX=offset_type(result, out),
         )
@@ -182,6 +187,17 @@ def channels_last(tensor: torch.Tensor, problem: Problem) -> torch.Tensor:
     return copy
 
 
+def _product_filters(
+    problem: Problem, filters: torch.Tensor, axes: Axes, groups_of_filters: int, transposed: bool
+) -> tuple[torch.Tensor, FilterStrides]:
+    """Return the filters of a product and their strides: block-diagonal for merged groups, or a copy."""
+    if problem.merged > 1:
+        return groups.block_diagonal(filters, problem, axes, groups_of_filters, transposed)
+    if select.copies_filters(problem, filters):
+        filters = _with_contiguous(filters, int(transposed))
+    return filters, filter_strides(filters, groups_of_filters, transposed)
+
+
 def _with_contiguous(filters: torch.Tensor, dim: int) -> torch.Tensor:
     """Return a copy of filters in which dimension `dim`, 0 or 1, is contiguous, and taps are slowest."""
     strides = contiguous_strides(filters.shape, (dim, 1 - dim, 4, 3, 2))
@@ -200,14 +216,47 @@ def _run(
     strides: FilterStrides,
     precision: str,
     activation: Any,
+    tile: Tile | None,
 ) -> None:
-    tile = select.forward_tile(problem, out.device)
+    """Launch the convolution, and with slices of K the sum of the slices."""
+    input, matrices = channels_last(input, problem), product.positions_by_channels(out)
+    tile = tile or select.forward_tile(problem, out.device, splits=matrices is not None)
+    if tile.splits == 1 or matrices is None:
+        _launch(problem, input, filters, bias, out, axes, strides, precision, activation, tile)
+        return
+    batches, rows, columns = matrices.shape
+    partials = empty((tile.splits * batches, rows, columns), _accumulator(out.dtype), out.device)
+    # The first slice, in channels-last order.
+    first = partials.as_strided(out.shape, contiguous_strides(out.shape, (1, 4, 3, 2, 0)))
+    _launch(problem, input, filters, None, first, axes, strides, precision, None, tile)
+    epilogue = Epilogue(activation=activation)
+    if bias is not None:
+        epilogue = epilogue._replace(addend=bias[None, None, :], beta=1)
+    epilogue = epilogue.expanded(matrices.shape)
+    add_partial_products(partials, matrices, epilogue, columns, tile.splits, **fusion())
+
+
+def _launch(
+    problem: Problem,
+    input: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    axes: Axes,
+    strides: FilterStrides,
+    precision: str,
+    activation: Any,
+    tile: Tile,
+) -> None:
+    """Launch the kernel of convolutions. The results of slices of K follow each other from `out` on."""
     filters_inner = strides.channel == 1
     vector = problem.channels if filters_inner else problem.columns
     contiguous = "channel" if filters_inner else "column"
     own = image_strides(input)
     meta = ForwardMeta(
         phased=problem.phases > 1,
+        split=tile.splits > 1,
+        merged=problem.merged,
         input_inner=input.stride(1) == 1,
         out_inner=out.stride(1) == 1,
         input_multiple=_multiple(input, problem.channels, own, "channel"),
@@ -217,12 +266,13 @@ def _run(
         **_facts(problem, tile, axes, precision, input),
     )
     tiles = -(-problem.rows // tile.block_m) * -(-problem.columns // tile.block_n)
-    convolve_tile[(tiles * problem.units,)](
+    convolve_tile[(tiles * problem.units, tile.splits)](
         *(input, filters, bias, out, axes),
         strides=Strides(own, strides, image_strides(out)),
         batches=problem.batches,
         channels=problem.channels,
         columns=problem.columns,
+        slice_stride=out.numel() if tile.splits > 1 else 0,
         ACTIVATION=activation,
         META=meta,
         **_options(tile),

@@ -78,6 +78,34 @@ class Walk(NamedTuple):
     tap_step: Any
 
 
+class Walks(NamedTuple):
+    """The taps of a phase along the three spatial dimensions."""
+
+    depth: Any
+    height: Any
+    width: Any
+
+
+class TileRows(NamedTuple):
+    """Rows of a tile, which are output positions: where they meet the input with the first tap.
+
+    `start` are element offsets, `depth`, `height` and `width` indices of the input; `valid` masks rows that exist.
+    """
+
+    start: Any
+    depth: Any
+    height: Any
+    width: Any
+    valid: Any
+
+
+class TileColumns(NamedTuple):
+    """Columns of a tile, which are output channels: pointers to their filters, and a mask of columns that exist."""
+
+    filters: Any
+    valid: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class TileMeta:
     """Facts of a tile of an implicit product."""
@@ -119,6 +147,10 @@ class ForwardMeta(TileMeta):
 
     # Whether output positions are divided into phases.
     phased: bool
+    # Whether programs sum slices of K, each with a result of its own.
+    split: bool
+    # Groups of the convolution in a group of this product, whose filters are block-diagonal then.
+    merged: int
     # Whether channels are contiguous in the filters; `filters_multiple` divides the channels then, otherwise the
     # columns, and all strides but the contiguous one.
     filters_inner: bool

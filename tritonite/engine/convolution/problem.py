@@ -56,7 +56,8 @@ class Geometry(NamedTuple):
 class Problem(NamedTuple):
     """The implicit product that a tile is chosen for: `batches * positions` rows of a phase, and K of taps * channels.
 
-    `columns` and `channels` are those of one group. Groups and phases are products of equal size.
+    `columns` and `channels` are those of one group. Groups and phases are products of equal size. A group is
+    `merged` groups of the convolution, with block-diagonal filters.
     """
 
     dtype: torch.dtype
@@ -67,6 +68,12 @@ class Problem(NamedTuple):
     taps: int
     groups: int
     phases: int
+    merged: int = 1
+
+    def merging(self, groups: int) -> Problem:
+        """Return the problem with `groups` groups, a divisor of their number, in each product."""
+        wide = {"columns": self.columns * groups, "channels": self.channels * groups}
+        return self._replace(groups=self.groups // groups, merged=self.merged * groups, **wide)
 
     @property
     def units(self) -> int:
@@ -84,7 +91,7 @@ class Problem(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of all products."""
+        """Floating-point operations of all products, zeros of block-diagonal filters included."""
         return 2.0 * self.rows * self.columns * self.inner * self.units
 
 

@@ -58,6 +58,18 @@ def multiply_filters(
     return True
 
 
+def positions_by_channels(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor as (batches, positions, channels), or None if it is no batch of matrices.
+
+    Of a channels-last tensor the positions of all images are one matrix.
+    """
+    rows = _rows(tensor)
+    if rows is not None:
+        return rows[None]
+    images = _images(tensor)
+    return None if images is None else images.mT
+
+
 def _merged(tensor: torch.Tensor, dims: tuple[int, ...]) -> int | None:
     """Return the stride of dimensions that are one in memory, or None if they are not."""
     step, reach = None, 0

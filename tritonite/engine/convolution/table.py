@@ -8,19 +8,24 @@ from tritonite import devices
 
 
 class Tile(NamedTuple):
-    """Triton's meta-parameters for an implicit product."""
+    """Triton's meta-parameters for an implicit product, and times in microseconds that `select` estimates with."""
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int = 4
     num_stages: int = 3
-    # Relative speed of one element of this tile.
-    rate: float = 1.0
     # Programs resident on a multiprocessor.
     programs: int = 1
+    # A block of K: the time that it keeps the multiprocessor busy, and the time that it takes a program alone.
+    busy: float = 0.5
+    alone: float = 0.5
+    # All of a program but its blocks of K.
+    ends: float = 2.0
     # Whether exact float32 is multiplied by six products of bfloat16 terms.
     bf16x6: bool = False
+    # Slices of K with programs of their own.
+    splits: int = 1
 
     def shared(self, size: int) -> int:
         """Return the bytes of shared memory for operands of `size` bytes an element."""
@@ -35,45 +40,55 @@ class ConvolutionTable(NamedTuple):
     filters: dict[int, tuple[Tile, ...]]
     # Channels of a group below which taps and channels are one dimension of the product.
     folded_channels: int = 16
+    # Columns that one product computes of narrow groups together.
+    merged_columns: int = 32
     # Images assumed in invariant mode, where tiles must not depend on the batch.
     any_batches: int = 8
     # Positions from which on filters that no operand order reads well are copied.
     copied_positions: int = 4096
-    # Columns times taps from which on 16-bit images are copied to channels-last order: elements of less than 4 bytes,
-    # loaded one by one, cannot be copied to shared memory asynchronously.
+    # Columns times taps from which on images are copied to channels-last order: elements loaded one by one are not
+    # copied to shared memory by vectors, and those of less than 4 bytes not asynchronously.
     copied_work: int = 128
     # Rows of tiles that consecutive programs go down.
     group_m: int = 8
+    # Of a block of K's time the share that does not depend on the block's length.
+    fixed_share: float = 0.3
+    # Slices of K of a convolution: the most, the least blocks of a slice, and the time to add them up, in microseconds,
+    # with the bytes that are read and written in a microsecond.
+    most_splits: int = 16
+    least_steps: int = 4
+    adding: float = 2.5
+    bytes_per_us: float = 3e6
     # The filters' gradient: rounds of programs to aim at by slices of positions, the least blocks of a slice, and the
     # most bytes of all slices.
     rounds: int = 2
     least_blocks: int = 4
     slices_bytes: int = 2**26
-    # Elements of a program that adds slices up.
+    # Elements of a program that adds slices up, or writes block-diagonal filters.
     added: int = 256
 
 
 # No tile has 16 columns: Triton's warp-group products of 16 columns read beyond shared memory.
 _FLOATS_16 = (
-    Tile(128, 128, 64, 8, 3, 1.0),
-    Tile(128, 64, 64, 4, 4, 0.85),
-    Tile(128, 32, 64, 4, 4, 0.6, programs=2),
-    Tile(64, 64, 64, 4, 4, 0.6, programs=2),
-    Tile(64, 32, 64, 4, 4, 0.4, programs=2),
-    Tile(32, 64, 64, 4, 4, 0.35, programs=2),
+    Tile(128, 128, 64, 8, 3, 1, 0.47, 0.5),
+    Tile(128, 64, 64, 4, 4, 1, 0.27, 0.33),
+    Tile(128, 32, 64, 4, 4, 2, 0.19, 0.3),
+    Tile(64, 64, 64, 4, 4, 2, 0.19, 0.3),
+    Tile(64, 32, 64, 4, 4, 2, 0.15, 0.27),
+    Tile(32, 64, 64, 4, 4, 2, 0.17, 0.27),
 )
 _FLOATS = (
-    Tile(128, 64, 32, 8, 3, 0.9, programs=2, bf16x6=True),
-    Tile(64, 64, 32, 4, 3, 0.7, programs=2, bf16x6=True),
-    Tile(128, 32, 32, 4, 3, 0.55, programs=2, bf16x6=True),
-    Tile(64, 32, 32, 4, 3, 0.45, programs=2, bf16x6=True),
-    Tile(32, 32, 32, 4, 3, 0.3, programs=2),
+    Tile(128, 64, 32, 8, 3, 2, 0.86, 1.1, bf16x6=True),
+    Tile(64, 64, 32, 4, 3, 2, 0.55, 0.8, bf16x6=True),
+    Tile(128, 32, 32, 4, 3, 2, 0.7, 0.9, bf16x6=True),
+    Tile(64, 32, 32, 4, 3, 2, 0.43, 0.65, bf16x6=True),
+    Tile(32, 32, 32, 4, 3, 2, 0.32, 0.5),
 )
 _DOUBLES = (
-    Tile(64, 64, 16, 4, 3, 1.0),
-    Tile(64, 32, 16, 4, 3, 0.8),
-    Tile(64, 16, 16, 4, 3, 0.5),
-    Tile(32, 32, 16, 4, 3, 0.6),
+    Tile(64, 64, 16, 4, 3, 1, 0.3, 0.3),
+    Tile(64, 32, 16, 4, 3, 1, 0.18, 0.18),
+    Tile(64, 16, 16, 4, 3, 1, 0.15, 0.15),
+    Tile(32, 32, 16, 4, 3, 1, 0.13, 0.13),
 )
 _NVIDIA = {2: _FLOATS_16, 4: _FLOATS, 8: _DOUBLES}
 _AMD = {
@@ -85,7 +100,7 @@ TABLE: dict[str, ConvolutionTable] = {
     "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA),
     "none": ConvolutionTable(_NVIDIA, _NVIDIA),
     "amd": ConvolutionTable(_AMD, _AMD),
-    "interpreter": ConvolutionTable(_INTERPRETED, _INTERPRETED, copied_positions=2**20),
+    "interpreter": ConvolutionTable(_INTERPRETED, _INTERPRETED, copied_positions=2**20, most_splits=1),
 }
 
 

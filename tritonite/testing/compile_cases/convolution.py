@@ -12,6 +12,7 @@ import triton.language as tl
 
 from tritonite import registry
 from tritonite.engine.convolution import filters, forward, launch, table
+from tritonite.engine.convolution.groups import write_block_diagonal
 from tritonite.engine.convolution.problem import Geometry
 from tritonite.testing.compile_cases.cases import KINDS, Case, compile_cases, launches
 
@@ -21,16 +22,23 @@ def _relu(x):
     return tl.maximum(x, 0.0)
 
 
-_OWN = {forward.convolve_tile.jit, filters.filter_gradient_tile.jit, filters.add_slices.jit}
+_OWN = {
+    forward.convolve_tile.jit,
+    filters.filter_gradient_tile.jit,
+    filters.add_slices.jit,
+    write_block_diagonal.jit,
+}
 
 
-def _calls(dtype: torch.dtype, channels: int, columns: int, stride: int, last: bool) -> Iterator[tuple[str, Any]]:
+def _calls(
+    dtype: torch.dtype, channels: int, columns: int, stride: int, last: bool, groups: int = 1
+) -> Iterator[tuple[str, Any]]:
     """Yield a convolution of images, its transpose and their gradients."""
     kept = torch.channels_last if last else torch.contiguous_format
     x = torch.empty(2, channels, 32, 32, dtype=dtype).to(memory_format=kept)
-    weight = torch.empty(columns, channels, 3, 3, dtype=dtype).to(memory_format=kept)
+    weight = torch.empty(columns, channels // groups, 3, 3, dtype=dtype).to(memory_format=kept)
     bias, size = torch.empty(columns, dtype=dtype), 32 // stride
-    steps: tuple[Any, ...] = ([stride] * 2, [1, 1], [1, 1], False, [0, 0], 1)
+    steps: tuple[Any, ...] = ([stride] * 2, [1, 1], [1, 1], False, [0, 0], groups)
     yield "convolution", (x, weight, bias, *steps)
     grad = torch.empty(2, columns, size, size, dtype=dtype).to(memory_format=kept)
     yield "convolution_backward", (grad, x, weight, [columns], *steps, [True] * 3)
@@ -50,9 +58,12 @@ def convolutions(full: bool) -> Iterator[Case]:
             variants = itertools.product((3, 64), (1, 2), (False, True)) if full and not i else ((64, 1, i % 2 == 0),)
             for channels, stride, last in variants:
                 yield from _cases(kind, targets, chosen, dtype, (channels, 72, stride, last))
-        if not full:
-            for variant in ((3, 64, 2, False), (24, 40, 2, True)):
-                yield from _cases(kind, targets, limits, dtype, variant)
+        few = ((3, 64, 2, False), (24, 40, 2, True), (64, 64, 1, True, 16))
+        for variant in (*few, (64, 64, 2, False, 8), (20, 20, 1, False, 2)) if full else few:
+            yield from _cases(kind, targets, limits, dtype, variant)
+        # A slice of K a program, and one program for all of K.
+        for most in (1, 16):
+            yield from _cases(kind, targets, limits._replace(most_splits=most, adding=0.0), dtype, (64, 64, 1, True))
 
 
 def _cases(

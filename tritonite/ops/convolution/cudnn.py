@@ -1,0 +1,46 @@
+"""Operators that ATen serves with cuDNN, for images and volumes."""
+
+import triton
+
+from tritonite.dtypes import FLOATS
+from tritonite.errors import Decline
+from tritonite.ops.convolution.call import Backend, Call, precision, sizes_of
+from tritonite.ops.convolution.compute import forward
+from tritonite.registry import operator
+
+
+@triton.jit
+def relu(x):
+    """Return the rectified values, and nan for nan."""
+    return triton.language.maximum(x, 0.0, propagate_nan=triton.language.PropagateNan.ALL)
+
+
+def _cudnn(self, weight, bias, padding, stride, dilation, groups, transposed=False, output_padding=(0,)):
+    """Return the checked call of an operator that ATen serves with cuDNN, for images and volumes."""
+    if self.dim() not in (4, 5):
+        raise Decline(f"an input of {self.dim()} dimensions; 4 and 5 are served")
+    return Call(self, weight, sizes_of(bias), stride, padding, dilation, transposed, output_padding, groups)
+
+
+@operator("cudnn_convolution", accepts=FLOATS, cuda_only=("cudnn_convolution", "cudnn_convolution.out"))
+def cudnn_convolution(self, weight, padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, outs=()):
+    call = _cudnn(self, weight, None, padding, stride, dilation, groups)
+    return forward(call, None, outs, precision(self.dtype, allow_tf32), Backend.Cudnn)
+
+
+@operator(
+    "cudnn_convolution_transpose",
+    accepts=FLOATS,
+    cuda_only=("cudnn_convolution_transpose", "cudnn_convolution_transpose.out"),
+)
+def cudnn_convolution_transpose(
+    self, weight, padding, output_padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, outs=()
+):
+    call = _cudnn(self, weight, None, padding, stride, dilation, groups, True, output_padding)
+    return forward(call, None, outs, precision(self.dtype, allow_tf32), Backend.CudnnTranspose)
+
+
+@operator("cudnn_convolution_relu", accepts=FLOATS, cuda_only=("cudnn_convolution_relu", "cudnn_convolution_relu.out"))
+def cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups, outs=()):
+    call = _cudnn(self, weight, bias, padding, stride, dilation, groups)
+    return forward(call, bias, outs, precision(self.dtype), Backend.Cudnn, relu)
