@@ -13,6 +13,7 @@ import tritonite
 from tritonite import devices
 from tritonite.engine import iteration
 from tritonite.engine.convolution import launch, select, table
+from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.engine.convolution.problem import Geometry, Problem
 from tritonite.engine.convolution.table import Tile
 from tritonite.errors import Decline
@@ -191,7 +192,7 @@ def test_padding_is_not_multiplied_into_results():
 def test_activation():
     x, weight, bias = normal(2, 4, 1, 5, 6), normal(3, 4, 1, 2, 3), normal(3)
     out = x.new_empty(2, 3, 1, 4, 4)
-    launch.convolve(x, weight, bias, out, Geometry(), "ieee", convolution._relu)
+    launch.convolve(x, weight, bias, out, Geometry(), "ieee", Epilogue(convolution._relu))
     close(out, torch.conv3d(x.double(), weight.double(), bias.double()).relu(), 32)
 
 
@@ -216,11 +217,11 @@ def test_tf32_where_torch_allows_it(monkeypatch):
     try:
         for setting in ("ieee", "tf32"):
             torch.backends.cudnn.conv.fp32_precision = setting
-            assert convolution._precision(torch.float32) == setting
-            assert convolution._precision(torch.float64) == "ieee"
+            assert convolution.convolution_precision(torch.float32) == setting
+            assert convolution.convolution_precision(torch.float64) == "ieee"
     finally:
         torch.backends.cudnn.conv.fp32_precision = before
-    assert convolution._precision(torch.float32, False) == "ieee"
+    assert convolution.convolution_precision(torch.float32, False) == "ieee"
 
 
 @pytest.mark.declines("ATen raises its own error")

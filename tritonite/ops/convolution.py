@@ -5,6 +5,7 @@ import triton
 
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.convolution import launch, select
+from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue
 from tritonite.engine.convolution.problem import Geometry
 from tritonite.engine.iteration import format_strides, is_dense, same_strides
 from tritonite.engine.outputs import outputs
@@ -34,7 +35,7 @@ def _relu(x):
 _BIAS = Reduction((0.0,), _itself, add_states, added_to_zero)
 
 
-def _precision(dtype, allow_tf32=None):
+def convolution_precision(dtype, allow_tf32=None):
     """Return "tf32" for float32 operands if `allow_tf32`, or by default torch's switch, has it; else "ieee"."""
     if dtype is not torch.float32 or aten.on_cpu() or torch.version.hip is not None:
         return "ieee"
@@ -144,7 +145,7 @@ def _decline_if_aten_is_faster(call, out, precision, gradient=False):
 # Convolutions
 
 
-def _forward(call, bias, outs, precision, backend=None, activation=None):
+def _forward(call, bias, outs, precision, backend=None, epilogue=NO_EPILOGUE):
     """Return the convolution of a checked call, plus the bias, in ATen's memory format."""
     operands = present(call.input, call.weight, bias)
     if bias is not None and bias.dtype is not call.input.dtype:
@@ -154,7 +155,7 @@ def _forward(call, bias, outs, precision, backend=None, activation=None):
     _decline_if_aten_is_faster(call, out, precision)
     run = launch.convolve_transposed if call.transposed else launch.convolve
     bias = bias if bias is None or bias.stride(0) == 1 else bias.contiguous()
-    run(_volume(call.input), _volume(call.weight), bias, _volume(out), call.geometry, precision, activation)
+    run(_volume(call.input), _volume(call.weight), bias, _volume(out), call.geometry, precision, epilogue)
     return (out,)
 
 
@@ -166,7 +167,7 @@ def _sizes(bias):
 def convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, outs=()):
     """An implicit matrix product: Chetlur et al. 2014."""
     call = _Call(input, weight, _sizes(bias), stride, padding, dilation, transposed, output_padding, groups)
-    return _forward(call, bias, outs, _precision(input.dtype))
+    return _forward(call, bias, outs, convolution_precision(input.dtype))
 
 
 @operator("_convolution", accepts=FLOATS)
@@ -187,7 +188,7 @@ def _convolution(
     outs=(),
 ):
     call = _Call(input, weight, _sizes(bias), stride, padding, dilation, transposed, output_padding, groups)
-    return _forward(call, bias, outs, _precision(input.dtype, allow_tf32))
+    return _forward(call, bias, outs, convolution_precision(input.dtype, allow_tf32))
 
 
 @operator("conv_tbc", accepts=FLOATS)
@@ -268,7 +269,7 @@ def convolution_backward(
     outs=(),
 ):
     call = _Call(input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups)
-    return _backward(call, grad_output, output_mask, outs, _precision(input.dtype))
+    return _backward(call, grad_output, output_mask, outs, convolution_precision(input.dtype))
 
 
 # ATen's kernels without a library of convolutions: products of matrices, with the precision of those
@@ -386,7 +387,7 @@ def _cudnn(self, weight, bias, padding, stride, dilation, groups, transposed=Fal
 @operator("cudnn_convolution", accepts=FLOATS, cuda_only=("cudnn_convolution", "cudnn_convolution.out"))
 def cudnn_convolution(self, weight, padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, outs=()):
     call = _cudnn(self, weight, None, padding, stride, dilation, groups)
-    return _forward(call, None, outs, _precision(self.dtype, allow_tf32), _Backend.Cudnn)
+    return _forward(call, None, outs, convolution_precision(self.dtype, allow_tf32), _Backend.Cudnn)
 
 
 @operator(
@@ -398,10 +399,10 @@ def cudnn_convolution_transpose(
     self, weight, padding, output_padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, outs=()
 ):
     call = _cudnn(self, weight, None, padding, stride, dilation, groups, True, output_padding)
-    return _forward(call, None, outs, _precision(self.dtype, allow_tf32), _Backend.CudnnTranspose)
+    return _forward(call, None, outs, convolution_precision(self.dtype, allow_tf32), _Backend.CudnnTranspose)
 
 
 @operator("cudnn_convolution_relu", accepts=FLOATS, cuda_only=("cudnn_convolution_relu", "cudnn_convolution_relu.out"))
 def cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups, outs=()):
     call = _cudnn(self, weight, bias, padding, stride, dilation, groups)
-    return _forward(call, bias, outs, _precision(self.dtype), _Backend.Cudnn, _relu)
+    return _forward(call, bias, outs, convolution_precision(self.dtype), _Backend.Cudnn, Epilogue(_relu))

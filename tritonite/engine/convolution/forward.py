@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tritonite.engine.convolution.epilogue import store_results
 from tritonite.engine.convolution.meta import FilterStrides, ImageStrides, Walk
 from tritonite.engine.gemm.kernels.epilogue import tile_index
 from tritonite.language.indices import aligned_to, quotient
@@ -147,15 +148,28 @@ def position_indices(row, positions_d, positions_h, positions_w):
 @libentry()
 @triton.jit(do_not_specialize=["batches"])
 def convolve_tile(
-    input, filters, bias, out, axes, strides, batches, channels, columns, ACTIVATION: tl.constexpr, META: tl.constexpr
+    input,
+    filters,
+    bias,
+    out,
+    residual,
+    sums,
+    axes,
+    strides,
+    batches,
+    channels,
+    columns,
+    ACTIVATION: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """Write ACTIVATION(convolution + bias) for a tile of output positions and columns of one group and phase.
+    """Write ACTIVATION(convolution + bias + residual) for a tile of positions and columns of one group and phase.
 
     Args:
         input: (N, groups * channels, D, H, W), of any strides, like all tensors.
         filters: as `FilterStrides` describe them.
         bias: (groups * columns,), contiguous, or None.
         out: (N, groups * columns, D', H', W').
+        residual, sums: None, or tensors of the shape and strides of `out`; sums before ACTIVATION go to `sums`.
         axes: `Axes`.
         strides: `Strides`.
         batches: N.
@@ -260,8 +274,6 @@ def convolve_tile(
 
     if bias is not None:
         total += tl.load(bias + group * columns + column, mask=column < columns, other=0.0).to(total.dtype)[None, :]
-    if ACTIVATION is not None:
-        total = ACTIVATION(total)
     to_d, to_h = at_d * along_d.period + along_d.first, at_h * along_h.period + along_h.first
     to_w = at_w * along_w.period + along_w.first
     to = image * strides.out.batch + to_d * strides.out.depth + to_h * strides.out.height + to_w * strides.out.width
@@ -269,8 +281,7 @@ def convolve_tile(
         valid &= (to_d < depth.positions) & (to_h < height.positions) & (to_w < width.positions)
     out_column = (group * columns + column) * strides.out.channel
     OUT_INNER: tl.constexpr = META.out_inner
-    result = total.to(out.dtype.element_ty)
     if not OUT_INNER:
-        result = tl.trans(result)
+        total = tl.trans(total)
     mask = across(valid, OUT_INNER) & along(column < columns, OUT_INNER)
-    tl.store(out + (across(to, OUT_INNER) + along(out_column, OUT_INNER)), result, mask=mask)
+    store_results(total, out, residual, sums, across(to, OUT_INNER) + along(out_column, OUT_INNER), mask, ACTIVATION)

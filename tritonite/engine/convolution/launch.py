@@ -10,6 +10,7 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.convolution import depthwise, product, select
+from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue
 from tritonite.engine.convolution.filters import add_slices, filter_gradient_tile
 from tritonite.engine.convolution.forward import convolve_tile
 from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, ImageStrides, Strides
@@ -46,9 +47,9 @@ def convolve(
     out: torch.Tensor,
     geometry: Geometry,
     precision: str,
-    activation: Any = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> None:
-    """Write activation(convolution + bias) to `out`.
+    """Write activation(convolution + bias + residual) to `out`.
 
     Args:
         input: (N, groups * channels, D, H, W), of any strides, like all tensors but the bias.
@@ -57,14 +58,14 @@ def convolve(
         out: (N, groups * columns, D', H', W').
         geometry: stride, padding, dilation and groups.
         precision: of float32 products: "ieee" or "tf32".
-        activation: a `triton.jit` function of a block, or None.
+        epilogue: activation, residual, and where to store the activation's operand.
 
     With `settings().invariant` an image's result does not depend on the other images.
     """
-    if not out.numel() or product.multiply(input, filters, bias, out, geometry, precision, activation):
+    if not out.numel() or product.multiply(input, filters, bias, out, geometry, precision, epilogue):
         return
-    if _is_depthwise(filters, geometry) and activation is None:
-        depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3])
+    if _is_depthwise(filters, geometry):
+        depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3], epilogue)
         return
     problem = problem_of(input, filters, out, geometry)
     input = channels_last(input, problem)
@@ -72,7 +73,7 @@ def convolve(
         filters = _with_contiguous(filters, 0)
     axes = geometry.axes(input.shape[2:], out.shape[2:], filters.shape[2:])
     strides = filter_strides(filters, geometry.groups)
-    _run(problem, input, filters, bias, out, axes, strides, precision, activation)
+    _run(problem, input, filters, bias, out, axes, strides, precision, epilogue)
 
 
 def convolve_transposed(
@@ -82,19 +83,19 @@ def convolve_transposed(
     out: torch.Tensor,
     geometry: Geometry,
     precision: str,
-    activation: Any = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> None:
-    """Write activation(transposed convolution + bias) to `out`: the gradient of a convolution by its input.
+    """Write activation(transposed convolution + bias + residual) to `out`: the gradient of a convolution by its input.
 
     Arguments are those of `convolve`, but filters are (groups * channels, columns, ...), and positions of `out` that no
-    tap reaches are activation(bias).
+    tap reaches are activation(bias + residual).
     """
     if not out.numel():
         return
-    if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, activation):
+    if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, epilogue):
         return
-    if _is_depthwise(filters, geometry) and activation is None:
-        depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias)
+    if _is_depthwise(filters, geometry):
+        depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias, epilogue)
         return
     problem = transposed_problem_of(input, filters, out, geometry)
     input = channels_last(input, problem)
@@ -102,7 +103,7 @@ def convolve_transposed(
         filters = _with_contiguous(filters, 1)
     axes = geometry.transposed_axes(input.shape[2:], out.shape[2:], filters.shape[2:])
     strides = filter_strides(filters, geometry.groups, transposed=True)
-    _run(problem, input, filters, bias, out, axes, strides, precision, activation)
+    _run(problem, input, filters, bias, out, axes, strides, precision, epilogue)
 
 
 def filter_gradient(
@@ -199,7 +200,7 @@ def _run(
     axes: Axes,
     strides: FilterStrides,
     precision: str,
-    activation: Any,
+    epilogue: Epilogue,
 ) -> None:
     tile = select.forward_tile(problem, out.device)
     filters_inner = strides.channel == 1
@@ -218,12 +219,12 @@ def _run(
     )
     tiles = -(-problem.rows // tile.block_m) * -(-problem.columns // tile.block_n)
     convolve_tile[(tiles * problem.units,)](
-        *(input, filters, bias, out, axes),
+        *(input, filters, bias, out, epilogue.residual, epilogue.sums, axes),
         strides=Strides(own, strides, image_strides(out)),
         batches=problem.batches,
         channels=problem.channels,
         columns=problem.columns,
-        ACTIVATION=activation,
+        ACTIVATION=epilogue.activation,
         META=meta,
         **_options(tile),
     )

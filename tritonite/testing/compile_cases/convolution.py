@@ -12,6 +12,7 @@ import triton.language as tl
 
 from tritonite import registry
 from tritonite.engine.convolution import filters, forward, launch, table
+from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.engine.convolution.problem import Geometry
 from tritonite.testing.compile_cases.cases import KINDS, Case, compile_cases, launches
 
@@ -76,7 +77,10 @@ def tf32_convolutions(full: bool) -> Iterator[Case]:
     x, weight = torch.empty(2, 32, 1, 16, 16), torch.empty(48, 32, 1, 3, 3)
     out = torch.empty(2, 48, 1, 14, 14)
     steps: tuple[Any, ...] = (Geometry(), "tf32")
-    calls = (launch.convolve, (x, weight, None, out, *steps, _relu)), (launch.filter_gradient, (x, out, weight, *steps))
+    calls = (
+        (launch.convolve, (x, weight, None, out, *steps, Epilogue(_relu))),
+        (launch.filter_gradient, (x, out, weight, *steps)),
+    )
     for call, arguments in calls:
         for specialization in launches(call, arguments, interpreted=False):
             yield Case(f"{call.__name__} tf32", specialization, ("sm_90", "sm_80") if full else ("sm_90",))
