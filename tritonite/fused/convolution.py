@@ -89,8 +89,14 @@ def conv_bias_act(
     return result
 
 
+def _three(numbers: Sequence[int], value: int) -> tuple[int, int, int]:
+    """Return three numbers, the first of which are `value` if fewer are given."""
+    first, second, third = (*[value] * (3 - len(numbers)), *numbers)
+    return first, second, third
+
+
 class Steps(NamedTuple):
-    """How filters move over an input: the arguments of a convolution besides its tensors."""
+    """Steps of filters over an input: the arguments of a convolution besides its tensors."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -102,10 +108,7 @@ class Steps(NamedTuple):
     @property
     def geometry(self) -> Geometry:
         """Return the geometry in three dimensions."""
-        more = 3 - len(self.stride)
-        return Geometry(
-            (*[1] * more, *self.stride), (*[0] * more, *self.padding), (*[1] * more, *self.dilation), self.groups
-        )
+        return Geometry(_three(self.stride, 1), _three(self.padding, 0), _three(self.dilation, 1), self.groups)
 
 
 def _check_steps(steps: Steps, dims: int) -> None:

@@ -14,7 +14,7 @@ class Epilogue(NamedTuple):
 
     # A `triton.jit` function of a block in the dtype of the sums, or None.
     activation: Any = None
-    # Tensors of the shape and strides of the result, or None: the residual, and where to store the activation's operand.
+    # Tensors of the shape and strides of the result, or None: an addend, and where to store the activation's operand.
     residual: torch.Tensor | None = None
     sums: torch.Tensor | None = None
 

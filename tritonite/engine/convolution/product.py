@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import torch
 
 from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue

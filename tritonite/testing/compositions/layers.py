@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -132,7 +133,7 @@ def short_convolution_update(x, state, weight, bias=None, activation=None):
     return out if activation is None else functional.silu(out), tokens[..., 1:]
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     None: lambda x: x,
     **{name: getattr(functional, name) for name in ("relu", "relu6", "sigmoid", "tanh", "silu", "gelu", "hardswish")},
     "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
