@@ -170,7 +170,7 @@ WRONG = [
     ((X, WEIGHT), {"groups": 0}, "groups is 0"),
     ((X, WEIGHT[0, 0]), {}, "weight has 2 dimensions"),
     ((X[0, 0], WEIGHT), {}, "input has the shape"),
-    ((X, torch.zeros(3, 4, 6, 2)), {}, "exceeds the padded"),
+    ((X, torch.zeros(3, 4, 6, 2)), {}, "a size below 1"),
     ((X[..., :0], WEIGHT), {}, "only leading dimensions"),
     ((X, WEIGHT), {"stride": 0}, "stride is"),
     ((X, WEIGHT), {"padding": (1, 1, 1)}, "padding is"),

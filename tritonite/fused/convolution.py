@@ -161,7 +161,8 @@ def _result_shape(
         found = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d, _ in each]
     if min(found) < 1:
         raise Decline(
-            f"weight has the shape {tuple(weight.shape)}: its kernel exceeds the padded input's sizes, {tuple(sizes)}"
+            f"input and weight have the shapes {tuple(input.shape)} and {tuple(weight.shape)}: with the padding "
+            f"{list(steps.padding)} the result has a size below 1"
         )
     shape = (*input.shape[: -dims - 1], columns, *found)
     if bias is not None:

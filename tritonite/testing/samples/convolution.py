@@ -146,7 +146,7 @@ def _time_first(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 @facts.terms(*PACKETS, "conv_tbc")
-def _terms(sums: facts.Sums) -> float:
+def terms_of_convolutions(sums: facts.Sums) -> float:
     """Return the terms of sums of products of elements up to 3, over taps and channels or over positions."""
     sizes = [x.numel() / max(1, min(x.shape[:2])) for x in sums.tensors if x.dim() > 2]
     return 16 * max(1.0, *sizes)
