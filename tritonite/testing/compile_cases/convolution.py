@@ -88,15 +88,15 @@ def tf32_convolutions(full: bool) -> Iterator[Case]:
             yield Case(f"{call.__name__} tf32", specialization, ("sm_90", "sm_80") if full else ("sm_90",))
 
 
-@compile_cases("convolution")
+@compile_cases("conv_bias_act")
 def layers_with_activations(full: bool) -> Iterator[Case]:
     """Convolutions with a bias, a residual and an activation, and with its operand stored."""
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64) if full else (torch.bfloat16,)
-    targets = tuple(TARGETS) if full else ("sm_90", "gfx942")
+    targets = tuple(TARGETS) if full else ("sm_90",)
     groups = {"groups": (1, (72, 64, 3, 3)), "depthwise": (64, (64, 1, 3, 3)), "one tap": (1, (72, 64, 1, 1))}
     variants = itertools.product(dtypes, groups.items(), (False, True), (None, *ACTIVATIONS))
     for dtype, (label, (count, shape)), last, activation in variants:
-        if not full and last != (activation in ("silu", "relu", None)):
+        if not full and (last or (activation != "silu" and label != "depthwise")):
             continue
         kept = torch.channels_last if last else torch.contiguous_format
         x = torch.empty(2, 64, 32, 32, dtype=dtype).to(memory_format=kept)
