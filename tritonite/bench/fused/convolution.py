@@ -39,13 +39,15 @@ def _result(make: Make, shape: Shape) -> list[torch.Tensor]:
     return [make(shape[0], shape[3], shape[3], shape[2]).movedim(-1, 1) for _ in range(2)]
 
 
-def _pair(name: str, activation: Any, shapes: tuple[Shape, ...], **kind: bool) -> Pair:
+def _pair(
+    name: str, activation: Any, shapes: tuple[Shape, ...], depthwise: bool = False, residual: bool = False
+) -> Pair:
     """Return the pair of an activation: shapes of models, and small ones for host times and the interpreter."""
     chosen = shapes, (1, 64, 64, 8, 3), (1, 8, 16, 4, 3)
     return Pair(
         functools.partial(_composition, activation),
         functools.partial(_fused, name),
-        functools.partial(_layer, **kind),
+        functools.partial(_layer, depthwise=depthwise, residual=residual),
         chosen,
     )
 
