@@ -48,17 +48,22 @@ _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
 @triton.jit
+def _unbiased(squares, count):
+    """Return the unbiased variance, from the sum of squared distances from the mean."""
+    return true_divide(squares, tl.broadcast_to((count - 1.0).to(squares.dtype), squares.shape))
+
+
+@triton.jit
 def _statistics(mean, squares, own_count, count, eps):
     """Return mean, rstd, and the unbiased variance, which running statistics track."""
     mean, rstd = mean_and_rstd(mean, squares, own_count, count, eps)
-    return mean, rstd, true_divide(squares, tl.broadcast_to((count - 1.0).to(squares.dtype), squares.shape))
+    return mean, rstd, _unbiased(squares, count)
 
 
 @triton.jit
 def _mean_and_variances(mean, squares, own_count, count):
     """Return the mean, the variance, and in the compute dtype the mean and the unbiased variance."""
-    unbiased = true_divide(squares, tl.broadcast_to((count - 1.0).to(squares.dtype), squares.shape))
-    return mean, over_count(squares, count), mean, unbiased
+    return mean, over_count(squares, count), mean, _unbiased(squares, count)
 
 
 _variances = moments(_mean_and_variances, 4)

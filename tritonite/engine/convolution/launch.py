@@ -186,8 +186,8 @@ def channels_last(tensor: torch.Tensor, problem: Problem) -> torch.Tensor:
 def _with_contiguous(filters: torch.Tensor, dim: int) -> torch.Tensor:
     """Return a copy of filters in which dimension `dim`, 0 or 1, is contiguous, and taps are slowest.
 
-    The copy is not kept for the next call: no version counter tells of writes by `.data`, by other libraries and by
-    replays of CUDA graphs. Filters in channels-last order need no copy.
+    The copy is not kept for the next call: writes by `.data`, by other libraries and by replays of CUDA
+    graphs change no version counter. Filters in channels-last order need no copy.
     """
     strides = contiguous_strides(filters.shape, (dim, 1 - dim, 4, 3, 2))
     copy = empty_strided(filters.shape, strides, filters.dtype, filters.device)
