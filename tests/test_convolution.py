@@ -13,6 +13,7 @@ import tritonite
 from tritonite import devices
 from tritonite.engine import iteration
 from tritonite.engine.convolution import launch, select, table
+from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.engine.convolution.problem import Geometry, Problem
 from tritonite.engine.convolution.table import Tile
 from tritonite.errors import Decline
@@ -164,7 +165,7 @@ def test_slices_of_k(which, last, folded, small_tiles, monkeypatch):
 def test_slices_of_k_with_an_activation(last):
     x, weight, bias = normal(2, 20, 1, 5, 6), normal(3, 20, 1, 2, 3), normal(3)
     out = x.new_empty(2, 1, 4, 4, 3).permute(0, 4, 1, 2, 3) if last else x.new_empty(2, 3, 1, 4, 4)
-    launch.convolve(x, weight, bias, out, Geometry(), "ieee", cudnn.relu, Tile(16, 16, 16, splits=4))
+    launch.convolve(x, weight, bias, out, Geometry(), "ieee", Epilogue(cudnn.relu), Tile(16, 16, 16, splits=4))
     close(out, torch.conv3d(x.double(), weight.double(), bias.double()).relu(), 256)
 
 
@@ -263,7 +264,7 @@ def test_padding_is_not_multiplied_into_results():
 def test_activation():
     x, weight, bias = normal(2, 4, 1, 5, 6), normal(3, 4, 1, 2, 3), normal(3)
     out = x.new_empty(2, 3, 1, 4, 4)
-    launch.convolve(x, weight, bias, out, Geometry(), "ieee", cudnn.relu)
+    launch.convolve(x, weight, bias, out, Geometry(), "ieee", Epilogue(cudnn.relu))
     close(out, torch.conv3d(x.double(), weight.double(), bias.double()).relu(), 32)
 
 

@@ -156,6 +156,15 @@ def _channels(random: Source) -> Shape:
     return min(log_uniform(random, random.sizes.batches), _room(random, channels, count)), channels, count
 
 
+@shapes("conv_bias_*")
+def _layers(random: Source) -> Shape:
+    """Draw (batch, channels, columns, side, kernel) of a layer of images."""
+    channels, columns = random.choice(random.sizes.channels), random.choice(random.sizes.channels)
+    side, kernel = log_uniform(random, random.sizes.sides), random.choice((1, 3, 3, 5))
+    batch = min(log_uniform(random, random.sizes.batches), _room(random, max(channels, columns), side, side))
+    return batch, channels, columns, side, kernel
+
+
 @shapes("gated_rms_norm", "gated_rms_norm_backward")
 def _rows_of_heads(random: Source) -> Shape:
     heads, size = random.choice(random.sizes.heads), random.choice(random.sizes.head_sizes)

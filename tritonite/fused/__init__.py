@@ -5,6 +5,7 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 
 from tritonite import registry
 from tritonite.fused.attention import attention
+from tritonite.fused.convolution import conv_bias_act
 from tritonite.fused.cross_entropy import cross_entropy
 from tritonite.fused.delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule, recurrent_gated_delta_rule_
 from tritonite.fused.distillation import jsd, kl_div, kl_divergence, tv_distance
@@ -48,6 +49,7 @@ __all__ = [
     "add_rms_norm_",
     "attention",
     "chunk_gated_delta_rule",
+    "conv_bias_act",
     "cross_entropy",
     "dequantize_int4",
     "fp8_linear",

@@ -38,6 +38,7 @@ from tritonite.ops.normalization import (
     wanted_outputs,
     write_gradients,
 )
+from tritonite.ops.reduction.moments import moments
 from tritonite.ops.reduction.sums import both_added_to_zero, check_floats, over_count
 from tritonite.registry import exclude, operator, scalar_kernel
 from tritonite.runtime.contract import empty
@@ -47,12 +48,25 @@ _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
 @triton.jit
+def _unbiased(squares, count):
+    """Return the unbiased variance, from the sum of squared distances from the mean."""
+    return true_divide(squares, tl.broadcast_to((count - 1.0).to(squares.dtype), squares.shape))
+
+
+@triton.jit
 def _statistics(mean, squares, own_count, count, eps):
     """Return mean, rstd, and the unbiased variance, which running statistics track."""
     mean, rstd = mean_and_rstd(mean, squares, own_count, count, eps)
-    return mean, rstd, true_divide(squares, tl.broadcast_to((count - 1.0).to(squares.dtype), squares.shape))
+    return mean, rstd, _unbiased(squares, count)
 
 
+@triton.jit
+def _mean_and_variances(mean, squares, own_count, count):
+    """Return the mean, the variance, and in the compute dtype the mean and the unbiased variance."""
+    return mean, over_count(squares, count), mean, _unbiased(squares, count)
+
+
+_variances = moments(_mean_and_variances, 4)
 _FORWARD = normalizing_transforms(_statistics, 3)
 
 
@@ -317,6 +331,25 @@ def _batch_norm_no_update(input, weight, bias, running_mean, running_var, moment
         raise Decline("a tensor on a GPU")
     reserve = _reserve(input, outs)
     return *_infer(input, weight, bias, running_mean, running_var, eps, outs[:3], copied=True), reserve
+
+
+@operator("batch_norm_update_stats", accepts=FLOATS)
+def batch_norm_update_stats(input, running_mean, running_var, momentum, outs=()):
+    """Mean and variance of each channel; the running statistics move towards them in place."""
+    check_floats(input)
+    running = running_pair(running_mean, running_var)
+    parameters = parameters_dtype(input, *running)
+    dims, _ = channels_of(input, *running)
+    if input.numel() == input.shape[1]:
+        raise Decline("one element a channel")
+    channels, kept, compute = (input.shape[1],), statistics_dtype(input, parameters), opmath(input.dtype)
+    outs = outputs((input, *running), [channels] * 2, [kept] * 2, outs)
+    # Mean and unbiased variance in the compute dtype.
+    exact = [empty(channels, compute, input.device) for _ in range(2)]
+    _variances.run((input,), dims, (*outs, *exact), compute)
+    if running:
+        running_update.run((*running, *exact), (), running, compute, (momentum,))
+    return outs
 
 
 def has_channels_last_kernels(input):

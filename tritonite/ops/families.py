@@ -33,6 +33,7 @@ FAMILIES = (
     "margin_loss",
     "matmul",
     "movement",
+    "multilinear",
     "normalization",
     "nll_loss",
     "pairwise_distance",

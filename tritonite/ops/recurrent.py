@@ -17,7 +17,14 @@ from tritonite.language import libdevice
 from tritonite.language.indices import read_at
 from tritonite.language.math import sigmoid
 from tritonite.ops.reduction.sums import added_to_zero, same
-from tritonite.registry import operator, scalar_kernel
+from tritonite.registry import exclude, operator, scalar_kernel
+
+# A step needs the state of the step before it. Here a step of an LSTM would be two dependent launches, of a product,
+# which reads all 4 * hidden_size ** 2 weights from the L2 cache, and of a cell. cuDNN keeps the weights in registers
+# for all steps, synchronises once a step, and computes a layer while the layer before it still runs. Its reserve, which
+# the gradient reads, and its random numbers for dropout are its own.
+for _form in ("_cudnn_rnn", "_cudnn_rnn.out"):
+    exclude(_form, "steps depend on each other: two launches a step cannot be as fast as cuDNN's kernel for all steps")
 
 _total = Reduction((0.0,), same, add_states, added_to_zero)
 

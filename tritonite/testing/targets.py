@@ -132,9 +132,10 @@ def launched(op: registry.Op, full: bool) -> Iterator[tuple[str, Specialization]
 
 
 def _has_assembly(label: str, specialization: Specialization) -> bool:
-    """Return whether a kernel has inline PTX: paired 16-bit atomics, masked swaps, or a kernel of its own."""
+    """Return whether a kernel has inline PTX: paired 16-bit atomics, masked swaps, 16-bit prefetches, or its own."""
     constants = specialization.constants.values()
-    written = any(getattr(constant, name, False) for constant in constants for name in ("paired", "masked"))
+    flags = ("paired",), ("masked",), ("scalar_loads", "prefetch")
+    written = any(all(getattr(constant, name, False) for name in names) for constant in constants for names in flags)
     return written or (specialization.kernel in ASSEMBLY_KERNELS and _WITHOUT_ASSEMBLY not in label)
 
 

@@ -11,6 +11,7 @@ strides, and filters are (columns, channels of a group, kernel depth, height, wi
 - forward: kernel of the convolution and of its transpose
 - filters: kernel of the gradient of the filters, by slices of the positions that are added up
 - groups: filters of narrow groups as block-diagonal filters of one group
+- epilogue: what follows a convolution: a residual, an activation, and the sums before it
 - launch: host functions `convolve`, `convolve_transposed` and `filter_gradient`
 - product: filters of one tap as ordinary matrix products, by the `gemm` engine
 - depthwise: choice of tiles and launches where every group has one input channel; depthwise_taps, what its kernels

@@ -18,6 +18,7 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.convolution.depthwise_backward import add_depthwise_slices, sum_products
 from tritonite.engine.convolution.depthwise_forward import convolve_depthwise
 from tritonite.engine.convolution.depthwise_taps import DepthwiseFilterStrides, DepthwiseMeta, Window
+from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue
 from tritonite.engine.convolution.meta import ImageStrides
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import empty, fusion
@@ -61,10 +62,11 @@ def depthwise_forward(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> None:
-    """Write the convolution of `input` to `out`."""
+    """Write the convolution of `input` to `out`, after an epilogue."""
     windows = _windows(weight, stride, padding, dilation)
-    _convolve(input, weight, bias, out, _meta(out, input, windows, weight.shape[0] // max(1, input.shape[1])))
+    _convolve(input, weight, bias, out, _meta(out, input, windows, weight.shape[0] // max(1, input.shape[1])), epilogue)
 
 
 def depthwise_backward_input(
@@ -75,11 +77,12 @@ def depthwise_backward_input(
     padding: Sequence[int],
     dilation: Sequence[int],
     bias: torch.Tensor | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> None:
-    """Write the gradient of the input to `grad_input`, plus a bias. Each element gathers its terms."""
+    """Write the gradient of the input to `grad_input`, plus a bias, after an epilogue. Elements gather their terms."""
     windows, multiplier = _windows(weight, stride, padding, dilation), weight.shape[0] // max(1, grad_input.shape[1])
     meta = _meta(grad_input, grad_output, windows, multiplier, transposed=True)
-    _convolve(grad_output, weight, bias, grad_input, meta)
+    _convolve(grad_output, weight, bias, grad_input, meta, epilogue)
 
 
 def depthwise_backward_weight(
@@ -120,7 +123,12 @@ def depthwise_backward_weight(
 
 
 def _convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, meta: DepthwiseMeta
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    meta: DepthwiseMeta,
+    epilogue: Epilogue,
 ) -> None:
     batch, channels, depth, height, width = out.shape
     positions = depth * height * -(-width // meta.run)
@@ -128,9 +136,11 @@ def _convolve(
     grid = (batch * -(-channels // meta.channels) * blocks,)
     if all(grid):
         convolve_depthwise[grid](
-            *(x, weight, bias, out, ImageStrides(*x.stride()), _filter_strides(weight)),
+            *(x, weight, bias, out, epilogue.residual, epilogue.sums),
+            *(ImageStrides(*x.stride()), _filter_strides(weight)),
             *(0 if bias is None else bias.stride(0), ImageStrides(*out.stride())),
             *(channels, *x.shape[2:], *out.shape[3:], positions, blocks),
+            ACTIVATION=epilogue.activation,
             META=meta,
             num_warps=depthwise_table().num_warps,
             **_options(),

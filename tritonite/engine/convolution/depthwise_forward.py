@@ -17,6 +17,7 @@ from tritonite.engine.convolution.depthwise_taps import (
     offset_at,
     tap_at,
 )
+from tritonite.engine.convolution.epilogue import store_results
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
@@ -81,6 +82,8 @@ def convolve_depthwise(
     weight,
     bias,
     out,
+    residual,
+    sums,
     x_strides,
     weight_strides,
     bias_stride,
@@ -93,11 +96,13 @@ def convolve_depthwise(
     out_width,
     positions,
     blocks,
+    ACTIVATION: tl.constexpr,
     META: tl.constexpr,
 ):
     """Compute a tile of `out`: the convolution of x, or if transposed its gradient by x, where x is that of the result.
 
     Args:
+        residual, sums: None, or tensors of the shape and strides of `out`; sums before ACTIVATION go to `sums`.
         channels: channels of `out`.
         depth, height, width: sizes of x.
         positions: runs of columns in a sample of `out`, of which every channel has `blocks` tiles.
@@ -151,6 +156,6 @@ def convolve_depthwise(
     for i in tl.static_range(RUN):
         column = at.width + i
         mask = inside[:, None] & (valid & (column < out_width))[None, :]
-        pointers = out + batch * out_strides.batch + channel[:, None] * out_strides.channel
-        pointers += offset_at(out_strides, Extents(at.depth, at.height, column))[None, :]
-        tl.store(pointers, totals[i].to(out.dtype.element_ty), mask=mask)
+        offset = batch * out_strides.batch + channel[:, None] * out_strides.channel
+        offset += offset_at(out_strides, Extents(at.depth, at.height, column))[None, :]
+        store_results(totals[i], out, residual, sums, offset, mask, ACTIVATION)

@@ -21,6 +21,7 @@ from tritonite.engine.convolution.coordinates import (
     position_indices,
     walk,
 )
+from tritonite.engine.convolution.epilogue import store_results
 from tritonite.engine.convolution.meta import FilterStrides, TileColumns, TileRows, Walks
 from tritonite.engine.gemm.kernels.epilogue import tile_index
 from tritonite.language.indices import aligned_to
@@ -169,6 +170,8 @@ def convolve_tile(
     filters,
     bias,
     out,
+    residual,
+    sums,
     axes,
     strides,
     batches,
@@ -178,13 +181,14 @@ def convolve_tile(
     ACTIVATION: tl.constexpr,
     META: tl.constexpr,
 ):
-    """Write ACTIVATION(convolution + bias) for a tile of output positions and columns of one group and phase.
+    """Write ACTIVATION(convolution + bias + residual) for a tile of positions and columns of one group and phase.
 
     Args:
         input: (N, groups * channels, D, H, W), of any strides, like all tensors.
         filters: as `FilterStrides` describe them.
         bias: (groups * columns,), contiguous, or None.
         out: (N, groups * columns, D', H', W').
+        residual, sums: None, or tensors of the shape and strides of `out`; sums before ACTIVATION go to `sums`.
         axes: `Axes`.
         strides: `Strides`.
         batches: N.
@@ -266,8 +270,6 @@ def convolve_tile(
         )
     if bias is not None:
         total += tl.load(bias + group * columns + column, mask=column < columns, other=0.0).to(total.dtype)[None, :]
-    if ACTIVATION is not None:
-        total = ACTIVATION(total)
     to_d, to_h = at_d * along_d.period + along_d.first, at_h * along_h.period + along_h.first
     to_w = at_w * along_w.period + along_w.first
     to = image * strides.out.batch + to_d * strides.out.depth + to_h * strides.out.height + to_w * strides.out.width
@@ -275,8 +277,7 @@ def convolve_tile(
         valid &= (to_d < depth.positions) & (to_h < height.positions) & (to_w < width.positions)
     out_column = (group * columns + column) * strides.out.channel
     OUT_INNER: tl.constexpr = META.out_inner
-    result = total.to(out.dtype.element_ty)
     if not OUT_INNER:
-        result = tl.trans(result)
+        total = tl.trans(total)
     mask = across(valid, OUT_INNER) & along(column < columns, OUT_INNER)
-    tl.store(out + (across(to, OUT_INNER) + along(out_column, OUT_INNER)), result, mask=mask)
+    store_results(total, out, residual, sums, across(to, OUT_INNER) + along(out_column, OUT_INNER), mask, ACTIVATION)

@@ -10,13 +10,14 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.convolution import depthwise, groups, product, select
+from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue
 from tritonite.engine.convolution.filters import add_slices, filter_gradient_tile
 from tritonite.engine.convolution.forward import convolve_tile
 from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, ImageStrides, Strides
 from tritonite.engine.convolution.problem import Geometry, Problem, filter_strides, image_strides
 from tritonite.engine.convolution.table import Tile, table
+from tritonite.engine.gemm import work
 from tritonite.engine.gemm.launch import add_slices as add_partial_products
-from tritonite.engine.gemm.work import Epilogue
 from tritonite.engine.iteration import contiguous_strides, offset_type
 from tritonite.engine.movement import move
 from tritonite.runtime.contract import empty, empty_strided, fusion
@@ -49,10 +50,10 @@ def convolve(
     out: torch.Tensor,
     geometry: Geometry,
     precision: str,
-    activation: Any = None,
+    epilogue: Epilogue = NO_EPILOGUE,
     tile: Tile | None = None,
 ) -> None:
-    """Write activation(convolution + bias) to `out`.
+    """Write activation(convolution + bias + residual) to `out`.
 
     Args:
         input: (N, groups * channels, D, H, W), of any strides, like all tensors but the bias.
@@ -61,20 +62,20 @@ def convolve(
         out: (N, groups * columns, D', H', W').
         geometry: stride, padding, dilation and groups.
         precision: of float32 products: "ieee" or "tf32".
-        activation: a `triton.jit` function of a block, or None.
+        epilogue: activation, residual, and where to store the activation's operand.
         tile: the tile, and slices of K; by default `select.forward_tile` chooses.
 
     With `settings().invariant` an image's result does not depend on the other images.
     """
-    if not out.numel() or product.multiply(input, filters, bias, out, geometry, precision, activation):
+    if not out.numel() or product.multiply(input, filters, bias, out, geometry, precision, epilogue):
         return
-    if _is_depthwise(filters, geometry) and activation is None:
-        depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3])
+    if _is_depthwise(filters, geometry):
+        depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3], epilogue)
         return
     problem = problem_of(input, filters, out, geometry)
     axes = geometry.axes(input.shape[2:], out.shape[2:], filters.shape[2:])
     filters, strides = _product_filters(problem, filters, axes, geometry.groups, False)
-    _run(problem, input, filters, bias, out, axes, strides, precision, activation, tile)
+    _run(problem, input, filters, bias, out, axes, strides, precision, epilogue, tile)
 
 
 def convolve_transposed(
@@ -84,25 +85,25 @@ def convolve_transposed(
     out: torch.Tensor,
     geometry: Geometry,
     precision: str,
-    activation: Any = None,
+    epilogue: Epilogue = NO_EPILOGUE,
     tile: Tile | None = None,
 ) -> None:
-    """Write activation(transposed convolution + bias) to `out`: the gradient of a convolution by its input.
+    """Write activation(transposed convolution + bias + residual) to `out`: the gradient of a convolution by its input.
 
     Arguments are those of `convolve`, but filters are (groups * channels, columns, ...), and positions of `out` that no
-    tap reaches are activation(bias).
+    tap reaches are activation(bias + residual).
     """
     if not out.numel():
         return
-    if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, activation):
+    if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, epilogue):
         return
-    if _is_depthwise(filters, geometry) and activation is None:
-        depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias)
+    if _is_depthwise(filters, geometry):
+        depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias, epilogue)
         return
     problem = transposed_problem_of(input, filters, out, geometry)
     axes = geometry.transposed_axes(input.shape[2:], out.shape[2:], filters.shape[2:])
     filters, strides = _product_filters(problem, filters, axes, geometry.groups, True)
-    _run(problem, input, filters, bias, out, axes, strides, precision, activation, tile)
+    _run(problem, input, filters, bias, out, axes, strides, precision, epilogue, tile)
 
 
 def filter_gradient(
@@ -199,7 +200,11 @@ def _product_filters(
 
 
 def _with_contiguous(filters: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return a copy of filters in which dimension `dim`, 0 or 1, is contiguous, and taps are slowest."""
+    """Return a copy of filters in which dimension `dim`, 0 or 1, is contiguous, and taps are slowest.
+
+    The copy is not kept for the next call: writes by `.data`, by other libraries and by replays of CUDA
+    graphs change no version counter. Filters in channels-last order need no copy.
+    """
     strides = contiguous_strides(filters.shape, (dim, 1 - dim, 4, 3, 2))
     copy = empty_strided(filters.shape, strides, filters.dtype, filters.device)
     move(filters, copy)
@@ -215,25 +220,26 @@ def _run(
     axes: Axes,
     strides: FilterStrides,
     precision: str,
-    activation: Any,
+    epilogue: Epilogue,
     tile: Tile | None,
 ) -> None:
     """Launch the convolution, and with slices of K the sum of the slices."""
     input, matrices = channels_last(input, problem), product.positions_by_channels(out)
-    tile = tile or select.forward_tile(problem, out.device, splits=matrices is not None)
+    # The sum of slices adds a bias, and nothing of the shape of the result.
+    splits = matrices is not None and epilogue.residual is None and epilogue.sums is None
+    tile = tile or select.forward_tile(problem, out.device, splits=splits)
     if tile.splits == 1 or matrices is None:
-        _launch(problem, input, filters, bias, out, axes, strides, precision, activation, tile)
+        _launch(problem, input, filters, bias, out, axes, strides, precision, epilogue, tile)
         return
     batches, rows, columns = matrices.shape
     partials = empty((tile.splits * batches, rows, columns), _accumulator(out.dtype), out.device)
     # The first slice, in channels-last order.
     first = partials.as_strided(out.shape, contiguous_strides(out.shape, (1, 4, 3, 2, 0)))
-    _launch(problem, input, filters, None, first, axes, strides, precision, None, tile)
-    epilogue = Epilogue(activation=activation)
+    _launch(problem, input, filters, None, first, axes, strides, precision, NO_EPILOGUE, tile)
+    of_product = work.Epilogue(activation=epilogue.activation)
     if bias is not None:
-        epilogue = epilogue._replace(addend=bias[None, None, :], beta=1)
-    epilogue = epilogue.expanded(matrices.shape)
-    add_partial_products(partials, matrices, epilogue, columns, tile.splits, **fusion())
+        of_product = of_product._replace(addend=bias[None, None, :], beta=1)
+    add_partial_products(partials, matrices, of_product.expanded(matrices.shape), columns, tile.splits, **fusion())
 
 
 def _launch(
@@ -245,7 +251,7 @@ def _launch(
     axes: Axes,
     strides: FilterStrides,
     precision: str,
-    activation: Any,
+    epilogue: Epilogue,
     tile: Tile,
 ) -> None:
     """Launch the kernel of convolutions. The results of slices of K follow each other from `out` on."""
@@ -267,13 +273,13 @@ def _launch(
     )
     tiles = -(-problem.rows // tile.block_m) * -(-problem.columns // tile.block_n)
     convolve_tile[(tiles * problem.units, tile.splits)](
-        *(input, filters, bias, out, axes),
+        *(input, filters, bias, out, epilogue.residual, epilogue.sums, axes),
         strides=Strides(own, strides, image_strides(out)),
         batches=problem.batches,
         channels=problem.channels,
         columns=problem.columns,
         slice_stride=out.numel() if tile.splits > 1 else 0,
-        ACTIVATION=activation,
+        ACTIVATION=epilogue.activation,
         META=meta,
         **_options(tile),
     )

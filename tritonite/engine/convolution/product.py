@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
+from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue
 from tritonite.engine.convolution.problem import Geometry
+from tritonite.engine.gemm import work
 from tritonite.engine.gemm.product import product
-from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue, Sums
+from tritonite.engine.gemm.work import Sums
 
 
 def multiply(
@@ -19,30 +20,37 @@ def multiply(
     out: torch.Tensor,
     geometry: Geometry,
     precision: str,
-    activation: Any = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> bool:
     """Write the convolution of (N, C, D, H, W) with one-tap filters, (columns, C, 1, 1, 1), to `out`.
 
-    Returns False, with nothing written, if filters have more taps or steps, or a tensor is no matrix. The choice of the
-    form does not depend on N.
+    Returns False, with nothing written, if filters have more taps or steps, a tensor is no matrix, or the epilogue has
+    a second addend or stores sums. The choice of the form does not depend on N.
     """
     if not (geometry.is_pointwise and math.prod(filters.shape[2:]) == 1):
         return False
-    matrix, sums = filters[:, :, 0, 0, 0], Sums(precision)
-    epilogue = Epilogue(activation=activation) if activation is not None else NO_EPILOGUE
-    rows, to = _rows(input), _rows(out)
+    residual = epilogue.residual
+    if epilogue.sums is not None or (bias is not None and residual is not None):
+        return False
+    matrix, rows, to = filters[:, :, 0, 0, 0], _rows(input), _rows(out)
     if rows is not None and to is not None:
-        if bias is not None:
-            epilogue = epilogue._replace(addend=bias[None, None, :], beta=1)
-        product(rows[None], matrix.mT[None], to[None], epilogue, sums)
+        addend = None if residual is None else residual.as_strided(to.shape, to.stride())[None]
+        addend = addend if bias is None else bias[None, None, :]
+        product(rows[None], matrix.mT[None], to[None], _of_product(epilogue, addend), Sums(precision))
         return True
     images, results = _images(input), _images(out)
     if images is None or results is None:
         return False
-    if bias is not None:
-        epilogue = epilogue._replace(addend=bias[None, :, None], beta=1)
-    product(matrix.expand(images.shape[0], -1, -1), images, results, epilogue, sums)
+    addend = None if residual is None else residual.as_strided(results.shape, results.stride())
+    addend = addend if bias is None else bias[None, :, None]
+    matrices = matrix.expand(images.shape[0], -1, -1)
+    product(matrices, images, results, _of_product(epilogue, addend), Sums(precision))
     return True
+
+
+def _of_product(epilogue: Epilogue, addend: torch.Tensor | None) -> work.Epilogue:
+    """Return the epilogue of a matrix product that adds one tensor."""
+    return work.Epilogue(addend, beta=0 if addend is None else 1, activation=epilogue.activation)
 
 
 def multiply_filters(
@@ -54,7 +62,7 @@ def multiply_filters(
     rows, by_rows = _rows(input), _rows(grad)
     if rows is None or by_rows is None or not rows.shape[0]:
         return False
-    product(by_rows.mT[None], rows[None], out[None, :, :, 0, 0, 0], NO_EPILOGUE, Sums(precision))
+    product(by_rows.mT[None], rows[None], out[None, :, :, 0, 0, 0], work.NO_EPILOGUE, Sums(precision))
     return True
 
 

@@ -4,6 +4,7 @@ import triton
 
 from tritonite.dtypes import opmath
 from tritonite.engine.convolution import launch, select
+from tritonite.engine.convolution.epilogue import NO_EPILOGUE
 from tritonite.engine.iteration import is_dense
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction
@@ -28,7 +29,7 @@ def _decline_if_aten_is_faster(call, out, precision, gradient=False):
     decline_if_slower(select.aten_is_faster(call.problem(out), precision, inner, gradient))
 
 
-def forward(call, bias, outs, precision, backend=None, activation=None):
+def forward(call, bias, outs, precision, backend=None, epilogue=NO_EPILOGUE):
     """Return the convolution of a checked call, plus the bias, in ATen's memory format."""
     operands = present(call.input, call.weight, bias)
     if bias is not None and bias.dtype is not call.input.dtype:
@@ -38,7 +39,7 @@ def forward(call, bias, outs, precision, backend=None, activation=None):
     _decline_if_aten_is_faster(call, out, precision)
     run = launch.convolve_transposed if call.transposed else launch.convolve
     bias = bias if bias is None or bias.stride(0) == 1 else bias.contiguous()
-    run(volume(call.input), volume(call.weight), bias, volume(out), call.geometry, precision, activation)
+    run(volume(call.input), volume(call.weight), bias, volume(out), call.geometry, precision, epilogue)
     return (out,)
 
 

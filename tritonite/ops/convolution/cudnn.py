@@ -3,6 +3,7 @@
 import triton
 
 from tritonite.dtypes import FLOATS
+from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.errors import Decline
 from tritonite.ops.convolution.call import Backend, Call, precision, sizes_of
 from tritonite.ops.convolution.compute import forward
@@ -43,4 +44,4 @@ def cudnn_convolution_transpose(
 @operator("cudnn_convolution_relu", accepts=FLOATS, cuda_only=("cudnn_convolution_relu", "cudnn_convolution_relu.out"))
 def cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups, outs=()):
     call = _cudnn(self, weight, bias, padding, stride, dilation, groups)
-    return forward(call, bias, outs, precision(self.dtype), Backend.Cudnn, relu)
+    return forward(call, bias, outs, precision(self.dtype), Backend.Cudnn, Epilogue(relu))

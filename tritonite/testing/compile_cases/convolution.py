@@ -12,9 +12,12 @@ import triton.language as tl
 
 from tritonite import registry
 from tritonite.engine.convolution import filters, forward, launch, table
+from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.engine.convolution.groups import write_block_diagonal
 from tritonite.engine.convolution.problem import Geometry
-from tritonite.testing.compile_cases.cases import KINDS, Case, compile_cases, launches
+from tritonite.fused.activations import ACTIVATIONS
+from tritonite.install import library
+from tritonite.testing.compile_cases.cases import KINDS, TARGETS, Case, compile_cases, launches
 
 
 @triton.jit
@@ -87,7 +90,37 @@ def tf32_convolutions(full: bool) -> Iterator[Case]:
     x, weight = torch.empty(2, 32, 1, 16, 16), torch.empty(48, 32, 1, 3, 3)
     out = torch.empty(2, 48, 1, 14, 14)
     steps: tuple[Any, ...] = (Geometry(), "tf32")
-    calls = (launch.convolve, (x, weight, None, out, *steps, _relu)), (launch.filter_gradient, (x, out, weight, *steps))
+    calls = (
+        (launch.convolve, (x, weight, None, out, *steps, Epilogue(_relu))),
+        (launch.filter_gradient, (x, out, weight, *steps)),
+    )
     for call, arguments in calls:
         for specialization in launches(call, arguments, interpreted=False):
             yield Case(f"{call.__name__} tf32", specialization, ("sm_90", "sm_80") if full else ("sm_90",))
+
+
+@compile_cases("conv_bias_act")
+def layers_with_activations(full: bool) -> Iterator[Case]:
+    """Convolutions with a bias, a residual and an activation, and with its operand stored."""
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64) if full else (torch.bfloat16,)
+    targets = tuple(TARGETS) if full else ("sm_90",)
+    groups = {"groups": (1, (72, 64, 3, 3)), "depthwise": (64, (64, 1, 3, 3)), "one tap": (1, (72, 64, 1, 1))}
+    variants = itertools.product(dtypes, groups.items(), (False, True), (None, *ACTIVATIONS))
+    for dtype, (label, (count, shape)), last, activation in variants:
+        if not full and (last or (activation != "silu" and label != "depthwise")):
+            continue
+        kept = torch.channels_last if last else torch.contiguous_format
+        x = torch.empty(2, 64, 32, 32, dtype=dtype).to(memory_format=kept)
+        padding = shape[2] // 2
+        residual = torch.empty(2, shape[0], 32, 32, dtype=dtype).to(memory_format=kept)
+        weight, bias = torch.empty(shape, dtype=dtype), torch.empty(shape[0])
+        keeps = activation is not None and not ACTIVATIONS[activation].of_result
+        steps = ([1, 1], [padding] * 2, [1, 1], False, [0, 0], count)
+        calls: list[tuple[str, tuple[Any, ...]]] = [
+            ("conv_bias_act", (x, weight, bias, residual, activation, *steps, keeps)),
+        ]
+        if activation is not None:
+            calls.append(("conv_bias_act_backward", (residual, residual, activation)))
+        for name, arguments in calls:
+            for specialization in launches(library.registered()[f"tritonite::{name}"], arguments, interpreted=False):
+                yield Case(f"{name} {label} {dtype} {activation}", specialization, targets)

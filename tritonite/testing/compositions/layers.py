@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 
 import torch
 
@@ -129,3 +131,36 @@ def short_convolution_update(x, state, weight, bias=None, activation=None):
     out = (tokens[..., tokens.shape[-1] - weight.shape[1] :] * weight).sum(-1)
     out = out if bias is None else out + bias
     return out if activation is None else functional.silu(out), tokens[..., 1:]
+
+
+_ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda x: x,
+    **{name: getattr(functional, name) for name in ("relu", "relu6", "sigmoid", "tanh", "silu", "gelu", "hardswish")},
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+}
+
+
+def conv_bias_act(
+    input,
+    weight,
+    bias=None,
+    activation=None,
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
+    *,
+    transposed=False,
+    output_padding=0,
+    residual=None,
+):
+    """Return activation(convolution + bias + residual)."""
+    dims = weight.dim() - 2
+    images = input.reshape(math.prod(input.shape[: -dims - 1]), *input.shape[-dims - 1 :])
+    if transposed:
+        function = getattr(functional, f"conv_transpose{dims}d")
+        out = function(images, weight, bias, stride, padding, output_padding, groups, dilation)
+    else:
+        out = getattr(functional, f"conv{dims}d")(images, weight, bias, stride, padding, dilation, groups)
+    out = out.reshape(*input.shape[: -dims - 1], *out.shape[1:])
+    return _ACTIVATIONS[activation](out if residual is None else out + residual)

@@ -30,6 +30,7 @@ PACKETS = (
     "_batch_norm_with_update_functional",
     "cudnn_batch_norm",
     "cudnn_batch_norm_backward",
+    "batch_norm_update_stats",
 )
 facts.CANCELLING |= set(PACKETS)
 facts.terms("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward")(terms_of_gradients)

@@ -163,7 +163,7 @@ def _time_first(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 @facts.terms(*PACKETS, "conv_tbc")
-def _terms(sums: facts.Sums) -> float:
+def terms_of_convolutions(sums: facts.Sums) -> float:
     """Return the terms of sums over taps and channels or over positions, of products of elements of at least 2."""
     sizes = [x.numel() / max(1, min(x.shape[:2])) for x in sums.tensors if x.dim() > 2]
     squares = [float(x.detach().double().square().mean().nan_to_num(1, 1)) for x in sums.tensors[:2]]

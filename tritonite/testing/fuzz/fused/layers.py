@@ -1,4 +1,4 @@
-"""Draws of norms, gated activations, rotary embeddings and quantisation."""
+"""Draws of norms, convolutions, gated activations, rotary embeddings and quantisation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import opmath
+from tritonite.fused.activations import ACTIVATIONS
 from tritonite.testing.compositions import layers
 from tritonite.testing.fuzz.fused.drawing import Drawer, FusedCall, draws
 
@@ -161,3 +162,55 @@ def _swiglu_quantize(drawer: Drawer, name: str) -> FusedCall:
     given = {each: value.float() if value.dtype is torch.float64 else value for each, value in call.arguments.items()}
     # The largest activation of a row is rounded before it is a scale.
     return FusedCall(name, given | _wanted(drawer), layers.swiglu_quantize, slack=1.0)
+
+
+@draws("conv_bias_act")
+def _convolution(drawer: Drawer, name: str) -> FusedCall:
+    dims, groups, dtype = drawer.choice((1, 2, 2, 3)), drawer.choice((1, 1, 1, 2, 4)), drawer.dtype(double=True)
+    depthwise, transposed = groups > 1 and drawer.chance(0.5), drawer.chance(0.25)
+    channels, columns = (groups * (1 if depthwise else drawer.choice((1, 2, 3, 8, 17))) for _ in range(2))
+    sizes = [drawer.choice((1, 2, 3, 5, 8, 9)) for _ in range(dims)]
+
+    def numbers(choices: tuple[int, ...]) -> Any:
+        each = [drawer.choice(choices) for _ in range(dims)]
+        return each[0] if drawer.chance(0.3) else each
+
+    steps = {"stride": numbers((1, 1, 2, 3)), "padding": numbers((0, 0, 1, 2)), "dilation": numbers((1, 1, 2))}
+    shape = (channels, columns // groups) if transposed else (columns, channels // groups)
+    # In 16 bits ATen's CPU kernel leaves gradients by taps that meet no element of the input undefined.
+    grad = 0.0 if drawer.device == "cpu" and dtype.itemsize == 2 else 0.8
+    # Rounding to 16 bits changes derivatives that jump at 3 or 6, and those by results near 1.
+    inexact = ("relu6", "hardswish", "sigmoid", "tanh") if dtype.itemsize == 2 else ()
+    given: dict[str, Any] = {
+        "input": drawer.normal((*drawer.choice(((), (1,), (2,), (2, 2), (0,))), channels, *sizes), dtype, 0.8),
+        "weight": drawer.normal((*shape, *[drawer.choice((1, 1, 2, 3)) for _ in range(dims)]), dtype, grad),
+        "activation": drawer.choice([None, *(each for each in ACTIVATIONS if each not in inexact)]),
+        "groups": groups,
+        **steps,
+        "transposed": transposed,
+    }
+    if drawer.chance(0.6):
+        given["bias"] = drawer.normal((columns,), drawer.parameter_dtype(dtype), 0.8)
+    try:
+        shape = _shape_of_convolution(given)
+    except RuntimeError:
+        # Nothing is left of the result.
+        given |= {"padding": 0 if transposed else 2, "dilation": 1}
+        shape = _shape_of_convolution(given)
+    if drawer.chance(0.4):
+        given["residual"] = drawer.normal(shape, dtype, 0.8)
+    return FusedCall(name, given, layers.conv_bias_act, contiguous=False, slack=4.0)
+
+
+def _shape_of_convolution(given: dict[str, Any]) -> torch.Size:
+    """Return the shape of a convolution's result. ATen raises RuntimeError if a size is below 1, of images only."""
+    on_meta = {
+        each: value.detach().double().to("meta") if torch.is_tensor(value) else value for each, value in given.items()
+    }
+    x, dims = on_meta["input"], given["weight"].dim() - 2
+    leading = x.shape[: -dims - 1]
+    on_meta["input"] = x.new_empty(1, *x.shape[-dims - 1 :])
+    own = layers.conv_bias_act(**on_meta).shape[1:]
+    if 0 in own:
+        raise RuntimeError("a size of 0, which ATen accepts on the meta device alone")
+    return torch.Size((*leading, *own))
