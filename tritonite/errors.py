@@ -128,6 +128,30 @@ class CapturedInPart(TritoniteError):
     )
 
 
+class InvalidAction(TritoniteError, ValueError):
+    """Raised by `tritonite.on_compile` for an action that it does not have."""
+
+    template = "on_compile takes 'raise', 'warn', a function or None, not {action!r}"
+
+
+class InvalidShapes(TritoniteError, ValueError):
+    """Raised by `tritonite.warm` for variants of a call that cannot be made."""
+
+    template = (
+        "shapes is a list of argument tuples, or sizes by (argument, dimension), such as "
+        "{{(0, 1): [128, 512]}}: {reason}"
+    )
+
+
+class KernelNotCompiled(TritoniteError):
+    """Raised before a kernel is compiled, under `tritonite.on_compile("raise")`."""
+
+    template = (
+        "the kernel {kernel}({signature}){served} is not compiled, and on_compile('raise') forbids compiling. Compile "
+        "it beforehand with tritonite.warm, or load it with tritonite.load_kernels."
+    )
+
+
 # The reason of declines for speed.
 ATEN_IS_FASTER = "ATen is faster here"
 
