@@ -36,6 +36,7 @@ __all__ = [
     "explain",
     "fused",
     "libentry",
+    "load_kernels",
     "nn",
     "on_compile",
     "ops",
@@ -45,6 +46,7 @@ __all__ = [
     "pointwise_dynamic",
     "report",
     "reset_stats",
+    "save_kernels",
     "stats",
     "unpatch",
     "use_gems",
@@ -63,6 +65,8 @@ def __getattr__(name: str) -> _Any:
         return _importlib.import_module(f"tritonite.{name}")
     if name in ("patch", "unpatch"):
         return getattr(_importlib.import_module("tritonite.patching"), name)
+    if name in ("load_kernels", "save_kernels"):
+        return getattr(_importlib.import_module("tritonite.runtime.artifact"), name)
     if name in ("warm", "Warmup"):
         return getattr(_importlib.import_module("tritonite.warming.warm"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -92,6 +92,21 @@ class UnusableFile(TritoniteError):
     template = "{path} cannot be written: {reason}"
 
 
+class InvalidArtifact(TritoniteError):
+    """Raised for a file of compiled kernels that is damaged, or that is no such file."""
+
+    template = "{path} cannot be loaded: {reason}"
+
+
+class MismatchedArtifact(TritoniteError):
+    """Raised for a file of compiled kernels from another device, or other versions."""
+
+    template = (
+        "{path} has kernels for another {what}: {theirs}, where this process has {ours}. Write the file again here, "
+        "with tritonite.warm and tritonite.save_kernels."
+    )
+
+
 class BuildFailed(TritoniteError):
     """Raised when the native dispatcher's compilation fails."""
 
