@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 # Spelled out, because importing the benchmarks would slow every other command.
-_NAMES = "bert, convnext, llama, resnet, t5, unet, vae, vit or whisper"
-_TRAINED = "bert, convnext, llama, resnet, unet or vae"
+MODEL_NAMES = "bert, convnext, llama, resnet, t5, unet, vae, vit or whisper"
+TRAINED_NAMES = "bert, convnext, llama, resnet, unet or vae"
 
 
 @app.command()
 def report(
-    model: Annotated[list[str], typer.Option(help=f"model: {_NAMES}; repeatable")],
+    model: Annotated[list[str], typer.Option(help=f"model: {MODEL_NAMES}; repeatable")],
     dtype: Annotated[str, typer.Option(help="dtype; default bfloat16, in the interpreter float32")] = "",
     batch: Annotated[int, typer.Option(min=1, help="number of sequences or images")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of the prompt; default 512")] = None,
@@ -44,9 +44,9 @@ def report(
     """Count who serves each operator in a model's passes, with reasons of declines and times on a GPU."""
     from tritonite.bench import models
 
-    kind, tiny = _model_dtype(dtype), tritonite.backend.interpreted
-    for name in _models(model):
-        for phase in models.phases(name, kind, batch, tokens or _prompt(), tiny, channels_last=channels_last):
+    kind, tiny = model_dtype(dtype), tritonite.backend.interpreted
+    for name in known_models(model):
+        for phase in models.phases(name, kind, batch, tokens or usual_prompt(), tiny, channels_last=channels_last):
             with torch.inference_mode():
                 calls = tritonite.report(phase.forward)
                 phase.restore()
@@ -93,7 +93,7 @@ def _operators(chosen: list[str]) -> list[str]:
     return [*chosen, *sorted({overloads()[name].packet for each in reached for name in each})]
 
 
-def _models(chosen: list[str] | None) -> list[str]:
+def known_models(chosen: list[str] | None) -> list[str]:
     from tritonite.bench import models
 
     for name in chosen or ():
@@ -104,7 +104,7 @@ def _models(chosen: list[str] | None) -> list[str]:
     return chosen or []
 
 
-def _model_dtype(name: str) -> torch.dtype:
+def model_dtype(name: str) -> torch.dtype:
     """Return the named dtype, or the default for models on this device."""
     from tritonite.bench import models
 
@@ -116,7 +116,7 @@ def _model_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _prompt() -> int:
+def usual_prompt() -> int:
     """Return the default number of tokens of a prompt."""
     return 16 if tritonite.backend.interpreted else 512
 
@@ -137,10 +137,12 @@ def bench(
     provider: Annotated[
         list[str] | None, typer.Option(help="further provider: compile, compile+tritonite, or name=module:context")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help=f"time a whole model instead of operators: {_NAMES}")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"time a whole model instead of operators: {MODEL_NAMES}")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences or images of a model's batch")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a model's prompt; default 512")] = None,
-    train: Annotated[bool, typer.Option(help=f"time a training step of --model: {_TRAINED}")] = False,
+    train: Annotated[bool, typer.Option(help=f"time a training step of --model: {TRAINED_NAMES}")] = False,
     channels_last: Annotated[bool, typer.Option(help="make models of images, and their images, channels-last")] = False,
     quick: Annotated[
         bool, typer.Option(help="only the operators that models run most, or a few shapes of --op")
@@ -176,7 +178,7 @@ def bench(
     from tritonite.bench.drawn import cases as random_cases
 
     _check_destinations(json, html, charts)
-    model_dtypes = list(map(_model_dtype, dtype or [""])) if _models(model) else []
+    model_dtypes = list(map(model_dtype, dtype or [""])) if known_models(model) else []
     dtypes = dtypes_named(dtype) if dtype else None
     for name in measure or ():
         if name not in results.MEASURES or (name == "graph" and tritonite.device != "cuda"):
@@ -202,7 +204,7 @@ def bench(
     )
     checks = _checks(which, len(chosen), provider or (), jobs or workers.usual_jobs(len(chosen)))
     tiny = tritonite.backend.interpreted
-    length = tokens or _prompt()
+    length = tokens or usual_prompt()
     passes = (
         models.measure(
             name,

@@ -177,7 +177,7 @@ class Launch:
             recorder.add(specialization.types, values, size, self.compiled, self._replay)
             if recorder.dry:
                 recorder.described(_described(specialization))
-                if (collector := compilation.collector()) is not None:
+                if (collector := compilation.collector()) is not None and not devices.current.interpreted:
                     self._note_needed(collector)
                 return
             operands = [int(value) if type(value) is bool else value for value in map(value_of, operands)]
