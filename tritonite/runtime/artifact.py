@@ -45,7 +45,7 @@ _TIME = (2020, 1, 1, 0, 0, 0)
 
 
 class Contents(NamedTuple):
-    """What an artifact holds.
+    """The contents of an artifact.
 
     Attributes:
         facts: versions, targets and environment of the process that wrote it.
@@ -129,7 +129,7 @@ def read(path: str | os.PathLike[str]) -> Contents:
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, zlib.error) as error:
+    except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError, zlib.error) as error:
         raise InvalidArtifact(path=path, reason=f"it is damaged, or no artifact ({error})") from error
     except OSError as error:
         raise InvalidArtifact(path=path, reason=error.strerror or error) from error
@@ -146,10 +146,10 @@ def check(contents: Contents, path: str | os.PathLike[str], strict: bool = True)
         return
     target = driver.active.get_current_target()
     if [target.backend, target.arch] not in theirs["targets"]:
-        listed = ", ".join(f"{backend} {architecture}" for backend, architecture in theirs["targets"])
+        listed = ", ".join(" ".join(map(str, each)) for each in theirs["targets"])
         raise MismatchedArtifact(path=path, what="architecture", theirs=listed, ours=f"{target.backend} {target.arch}")
-    if strict and theirs["device"] != ours["device"]:
-        raise MismatchedArtifact(path=path, what="GPU", theirs=theirs["device"], ours=ours["device"])
+    if strict and theirs.get("device") != ours["device"]:
+        raise MismatchedArtifact(path=path, what="GPU", theirs=theirs.get("device"), ours=ours["device"])
 
 
 def install(contents: Contents) -> int:
@@ -210,7 +210,9 @@ def _read(archive: zipfile.ZipFile, path: Any) -> Contents:
     if manifest.get("format") != _FORMAT:
         raise InvalidArtifact(path=path, reason=f"its format is {manifest.get('format')}, not {_FORMAT}")
     digests, targets = manifest.pop("members", None), manifest.get("targets")
-    if not isinstance(digests, dict) or not isinstance(targets, list) or {*digests, "manifest.json"} != set(names):
+    if not isinstance(targets, list) or not all(isinstance(each, list) for each in targets):
+        raise InvalidArtifact(path=path, reason="its manifest lists no targets")
+    if not isinstance(digests, dict) or {*digests, "manifest.json"} != set(names):
         raise InvalidArtifact(path=path, reason="its members are not those that its manifest lists")
     contents = Contents(manifest, {}, {})
     for name, digest in digests.items():

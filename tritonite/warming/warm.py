@@ -139,7 +139,8 @@ def _variants(
         if len({len(sizes) for sizes in shapes.values()}) != 1:
             raise InvalidShapes(reason="each dimension needs as many sizes as the others")
         for i in range(len(next(iter(shapes.values())))):
-            given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+            given: dict[int | str, Any] = dict(enumerate(args))
+            given.update(kwargs.items())
             for (argument, dim), sizes in shapes.items():
                 if not isinstance(given.get(argument), torch.Tensor):
                     raise InvalidShapes(reason=f"argument {argument!r} is not a tensor of the call")

@@ -61,12 +61,11 @@ def build(needed: Sequence[Needed], target: GPUTarget, jobs: int) -> Iterator[Bu
             connection.send(number)
             busy[connection] = number
         while busy:
-            ready = wait(list(busy), _PATIENCE)
+            ready = [each for each in wait(list(busy), _PATIENCE) if isinstance(each, Connection)]
             if not ready:
                 yield from (Built(number, 0.0, "the process does not answer") for number in busy.values())
                 break
             for connection in ready:
-                assert isinstance(connection, Connection)
                 number = busy.pop(connection)
                 try:
                     yield connection.recv()
