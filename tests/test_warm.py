@@ -70,6 +70,23 @@ def test_a_training_step_changes_nothing(device, limit, monkeypatch):
     assert len(trainer.losses) == 4 and all(map(np.isfinite, trainer.losses))
 
 
+def test_a_fused_optimizer_goes_on_as_before(device):
+    trainers = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        trainers.append(Trainer(device))
+        tritonite.optim.fuse(trainers[-1].optimizer)
+    x, classes = torch.randn(6, 8, device=device), torch.randint(4, (6,), device=device)
+    for _ in range(5):
+        # Looking at a call of the one leaves both alike.
+        assert gathered(trainers[0].step, x, classes) == {}
+        for trainer in trainers:
+            torch.manual_seed(1)
+            trainer.step(x, classes)
+    first, second = (list(trainer.model.parameters()) for trainer in trainers)
+    assert all(map(torch.equal, first, second))
+
+
 def test_random_numbers_caches_and_buffers_are_as_before(device):
     class Cached(nn.Module):
         def __init__(self):
@@ -212,10 +229,10 @@ assert {each.source.hash() for each in needed_by(function, x)} == {each.source.h
 needed = [each for each in needed if each.overload in ("gt.Scalar", "nonzero")]
 failed = {}
 with tritonite.on_compile("raise") as kernels:
-    assert warm.compile_all(needed, TARGET, 2, failed) == len(needed) and not failed
+    assert warm.compile_all(needed, TARGET, 2, failed) == (len(needed), set()) and not failed
     # The processes compiled, and this one did not.
     assert not kernels
-    assert warm.compile_all(needed, TARGET, 2, failed) == 0 and not failed
+    assert warm.compile_all(needed, TARGET, 2, failed) == (0, set()) and not failed
     for each in needed:
         warm._load(each, failed)
     assert not failed and [each.from_cache for each in kernels] == [True] * len(needed)
@@ -227,8 +244,11 @@ with tritonite.on_compile("raise") as kernels:
     assert launch.call_count == 1
 
 # A kernel that does not compile, and a process that ends.
-broken = needed[0]._replace(options=needed[0].options | {"num_warps": 3})
+source = needed[0].source
+broken = needed[0]._replace(source=type(source)(source.fn, {"nothing": "i32"}, {}, {}))
 assert [each.error != "" for each in workers.build([broken], TARGET, 1)] == [True]
+assert warm.compile_all([*needed, broken], TARGET, 1, failed) == (0, {id(broken)})
+assert list(failed) == [source.name]
 with mock.patch.object(workers, "_compile", lambda each, target: os._exit(1)):
     errors = [each.error for each in workers.build(needed, TARGET, 2)]
 assert errors == ["the process ended early"] * 2 + ["no process is left"] * (len(needed) - 2), errors

@@ -94,22 +94,24 @@ def warm(
     for given, named in variants:
         failed |= collect(function, given, named, collector)
     needed = list(collector.needed.values())
-    compiled = compile_all(needed, collector.target, jobs, failed)
+    compiled, broken = compile_all(needed, collector.target, jobs, failed)
     for each in needed:
-        if each.source.name not in failed:
+        if id(each) not in broken:
             _load(each, failed)
     names = tuple([each.source.name for each in needed])
     return Warmup(len(variants), names, compiled, time.perf_counter() - begin, failed)
 
 
-def compile_all(needed: Sequence[Needed], target: GPUTarget, jobs: int | None, failed: dict[str, str]) -> int:
-    """Compile kernels that Triton's disk cache lacks, with a progress bar. Returns their number.
+def compile_all(
+    needed: Sequence[Needed], target: GPUTarget, jobs: int | None, failed: dict[str, str]
+) -> tuple[int, set[int]]:
+    """Compile kernels that Triton's disk cache lacks, with a progress bar. Adds errors to `failed`, by kernel.
 
-    Adds errors to `failed`, by kernel.
+    Returns (number of kernels compiled, ids of those that could not be).
     """
     prepare_cache()
     missing = [each for each in needed if not in_disk_cache(each.source, target, each.options)]
-    built = 0
+    built, broken = 0, set[int]()
     with progress.Bar("compiling", len(missing)) as bar:
         for done in workers.build(missing, target, jobs or workers.usual_jobs()) if missing else ():
             name = missing[done.number].source.name
@@ -117,7 +119,8 @@ def compile_all(needed: Sequence[Needed], target: GPUTarget, jobs: int | None, f
             built += not done.error
             if done.error:
                 failed[name] = done.error
-    return built
+                broken.add(id(missing[done.number]))
+    return built, broken
 
 
 def _load(each: Needed, failed: dict[str, str]) -> None:
