@@ -201,6 +201,7 @@ def test_a_bar_is_for_terminals_alone(monkeypatch):
 
 @pytest.mark.skipif(not devices.current.interpreted, reason="compiles a whole model")
 def test_the_command():
+    pytest.importorskip("transformers")
     runner = CliRunner(env={"COLUMNS": "200", "TRITONITE_QUIET": "1"})
     result = runner.invoke(cli.app, ["warm", "--model", "bert", "--tokens", "4", "--tokens", "5"])
     assert result.exit_code == 0 and result.output.count("nothing to compile") == 2
