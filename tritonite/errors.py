@@ -92,6 +92,21 @@ class UnusableFile(TritoniteError):
     template = "{path} cannot be written: {reason}"
 
 
+class InvalidArtifact(TritoniteError):
+    """Raised for a file of compiled kernels that is damaged, or that is no such file."""
+
+    template = "{path} cannot be loaded: {reason}"
+
+
+class MismatchedArtifact(TritoniteError):
+    """Raised for a file of compiled kernels from another device, or other versions."""
+
+    template = (
+        "{path} has kernels for another {what}: {theirs}, where this process has {ours}. Write the file again here, "
+        "with tritonite.warm and tritonite.save_kernels."
+    )
+
+
 class BuildFailed(TritoniteError):
     """Raised when the native dispatcher's compilation fails."""
 
@@ -125,6 +140,30 @@ class CapturedInPart(TritoniteError):
     template = (
         "the kernel {kernel} is not compiled, and nothing is compiled while a CUDA graph is captured. The call cannot "
         "fall back to ATen, because a part of it is captured already. Make the call once before the capture."
+    )
+
+
+class InvalidAction(TritoniteError, ValueError):
+    """Raised by `tritonite.on_compile` for an action that it does not have."""
+
+    template = "on_compile takes 'raise', 'warn', a function or None, not {action!r}"
+
+
+class InvalidShapes(TritoniteError, ValueError):
+    """Raised by `tritonite.warm` for variants of a call that cannot be made."""
+
+    template = (
+        "shapes is a list of argument tuples, or sizes by (argument, dimension), such as "
+        "{{(0, 1): [128, 512]}}: {reason}"
+    )
+
+
+class KernelNotCompiled(TritoniteError):
+    """Raised before a kernel is compiled, under `tritonite.on_compile("raise")`."""
+
+    template = (
+        "the kernel {kernel}({signature}){served} is not compiled, and on_compile('raise') forbids compiling. Compile "
+        "it beforehand with tritonite.warm, or load it with tritonite.load_kernels."
     )
 
 

@@ -6,6 +6,7 @@
 - `verify.py`: `verify`.
 - `bench.py`: `report`, `bench`.
 - `tune.py`: `tune`.
+- `warm.py`: `warm`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tritonite.cli.common import app, console
 from tritonite.errors import TritoniteError
 
 # Help lists commands in this order.
-for _module in ("info", "explain", "verify", "bench", "tune"):
+for _module in ("info", "explain", "verify", "bench", "tune", "warm"):
     importlib.import_module(f"tritonite.cli.{_module}")
 
 

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 # Spelled out, because importing the benchmarks would slow every other command.
-_NAMES = "bert, convnext, llama, resnet, t5, unet, vae, vit or whisper"
-_TRAINED = "bert, convnext, llama, resnet, unet, vae or whisper"
+MODEL_NAMES = "bert, convnext, llama, resnet, t5, unet, vae, vit or whisper"
+TRAINED_NAMES = "bert, convnext, llama, resnet, unet, vae or whisper"
 
 
 @app.command()
 def report(
-    model: Annotated[list[str], typer.Option(help=f"model: {_NAMES}; repeatable")],
+    model: Annotated[list[str], typer.Option(help=f"model: {MODEL_NAMES}; repeatable")],
     dtype: Annotated[str, typer.Option(help="dtype; default bfloat16, in the interpreter float32")] = "",
     batch: Annotated[int, typer.Option(min=1, help="number of sequences or images")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of the prompt; default 512")] = None,
@@ -44,9 +44,9 @@ def report(
     """Count who serves each operator in a model's passes, with reasons of declines and times on a GPU."""
     from tritonite.bench import models
 
-    kind, tiny = _model_dtype(dtype), tritonite.backend.interpreted
-    for name in _models(model):
-        workload = models.Workload(kind, batch, tokens or _prompt(), tiny, channels_last)
+    kind, tiny = model_dtype(dtype), tritonite.backend.interpreted
+    for name in known_models(model):
+        workload = models.Workload(kind, batch, tokens or usual_prompt(), tiny, channels_last)
         for phase in models.phases(name, workload):
             with torch.inference_mode():
                 calls = tritonite.report(phase.forward)
@@ -94,7 +94,7 @@ def _operators(chosen: list[str]) -> list[str]:
     return [*chosen, *sorted({overloads()[name].packet for each in reached for name in each})]
 
 
-def _models(chosen: list[str] | None) -> list[str]:
+def known_models(chosen: list[str] | None) -> list[str]:
     from tritonite.bench import models
 
     for name in chosen or ():
@@ -105,7 +105,7 @@ def _models(chosen: list[str] | None) -> list[str]:
     return chosen or []
 
 
-def _model_dtype(name: str) -> torch.dtype:
+def model_dtype(name: str) -> torch.dtype:
     """Return the named dtype, or the default for models on this device."""
     from tritonite.bench import models
 
@@ -122,16 +122,16 @@ def _model_dtypes(chosen: list[str] | None, zoo: str) -> list[torch.dtype]:
     from tritonite.bench import models
 
     if not zoo:
-        return list(map(_model_dtype, chosen or [""]))
+        return list(map(model_dtype, chosen or [""]))
     if zoo not in models.ZOOS:
         raise typer.BadParameter(f"no zoo {zoo!r}; known zoos: {', '.join(models.ZOOS)}", param_hint="--zoo")
-    dtypes = list(map(_model_dtype, chosen or ["bfloat16"]))
+    dtypes = list(map(model_dtype, chosen or ["bfloat16"]))
     if torch.float32 in dtypes:
         raise typer.BadParameter("a zoo runs in autocast to float16 or bfloat16", param_hint="--dtype")
     return dtypes
 
 
-def _prompt() -> int:
+def usual_prompt() -> int:
     """Return the default number of tokens of a prompt."""
     return 16 if tritonite.backend.interpreted else 512
 
@@ -152,10 +152,12 @@ def bench(
     provider: Annotated[
         list[str] | None, typer.Option(help="further provider: compile, compile+tritonite, or name=module:context")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help=f"time a whole model instead of operators: {_NAMES}")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"time a whole model instead of operators: {MODEL_NAMES}")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences or images of a model's batch")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a model's prompt; default 512")] = None,
-    train: Annotated[bool, typer.Option(help=f"time a training step of --model: {_TRAINED}")] = False,
+    train: Annotated[bool, typer.Option(help=f"time a training step of --model: {TRAINED_NAMES}")] = False,
     zoo: Annotated[
         str, typer.Option(help="vision: time inference and training of its models in autocast; --model selects some")
     ] = "",
@@ -194,7 +196,7 @@ def bench(
     from tritonite.bench.drawn import cases as random_cases
 
     _check_destinations(json, html, charts)
-    model_dtypes = _model_dtypes(dtype, zoo) if _models(model) or zoo else []
+    model_dtypes = _model_dtypes(dtype, zoo) if known_models(model) or zoo else []
     dtypes = dtypes_named(dtype) if dtype else None
     for name in measure or ():
         if name not in results.MEASURES or (name == "graph" and tritonite.device != "cuda"):
@@ -221,7 +223,7 @@ def bench(
         shlex.join(["tritonite", *sys.argv[1:]]), any(each.flops for each in chosen), seed if at_random else None
     )
     checks = _checks(which, len(chosen), provider or (), jobs or workers.usual_jobs(len(chosen)))
-    length, tiny = tokens or _prompt(), tritonite.backend.interpreted
+    length, tiny = tokens or usual_prompt(), tritonite.backend.interpreted
     workloads = [models.Workload(kind, batch, length, tiny, channels_last) for kind in model_dtypes]
     subjects = [models.ModelCase(name, own, train) for name in model or () for own in workloads]
     if zoo:

@@ -16,8 +16,9 @@ from tritonite.install import direct
 from tritonite.registry import Op
 from tritonite.runtime import contract, stats
 from tritonite.runtime.contract import Settings, is_capturing, under
+from tritonite.runtime.hollow import DataUnknown
 from tritonite.runtime.opaque import opaque
-from tritonite.runtime.recorder import record
+from tritonite.runtime.recorder import Recorder, record
 from tritonite.runtime.symbols import Number, SlotKind
 
 _NUMBERS = (bool, int, float)
@@ -163,3 +164,29 @@ def recordable(
     args = tuple(given[: op.positional])
     kwargs = dict(zip(op.keywords, given[op.positional :], strict=True))
     return lambda: op.results(args, kwargs), leaves, numbers
+
+
+def record_dry(op: Op, values: Sequence[Any]) -> tuple[Sequence[Any] | None, Recorder]:
+    """Return a call's results, None if its data would decide them, and the recorder of its steps; run nothing."""
+    recorder: Recorder | None = None
+    run, leaves, numbers = recordable(op, values)
+
+    def run_recorded() -> Sequence[Any]:
+        nonlocal recorder
+        recorder = contract.recorder()
+        return run()
+
+    results: Sequence[Any] | None = None
+    # Below autograd, as in a real call; autograd would count writes as in-place changes.
+    with contextlib.suppress(DataUnknown), torch._C._AutoDispatchBelowADInplaceOrView():
+        results, _ = record(run_recorded, leaves, numbers, watch=op.declaration.watched, dry=True)
+    assert recorder is not None
+    return results, recorder
+
+
+def in_schema_order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return a value for each of the schema's arguments, in order, with defaults for those not given."""
+    values = list(args)
+    for argument in op.schema.arguments[len(args) :]:
+        values.append(kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
+    return values

@@ -200,11 +200,13 @@ class Op:
         if self.declaration.library is not None and settings().faster_only:
             # Without ATen behind it, nothing could be faster.
             with under(settings()._replace(faster_only=False)):
-                return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes)
+                bound = self.bind(args, kwargs)
+                return run_host(self.declaration.host, *bound, self.writes, overload=self.overload)
         if self.slower_dtypes:
             first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
             decline_if_slower(first is not None and first.dtype in self.slower_dtypes)
-        return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes, falls_back=True)
+        bound = self.bind(args, kwargs)
+        return run_host(self.declaration.host, *bound, self.writes, falls_back=True, overload=self.overload)
 
     def _refuse_unserved(self, values: Sequence[Any]) -> None:
         """Raise Decline for tensors that no kernel serves, or PyTorch's error for an operator outside ATen."""

@@ -15,21 +15,21 @@ from tritonite import devices, registry
 from tritonite.errors import Decline, UnknownOperator, Unsupported
 from tritonite.install import library
 from tritonite.install.override import installed, native_dispatcher, select, unknown
-from tritonite.install.python import recordable
+from tritonite.install.python import in_schema_order, record_dry
 from tritonite.registry import Op, names
 from tritonite.registry.schema import schemas
 from tritonite.runtime import contract
-from tritonite.runtime.hollow import DataUnknown, hollow, without_elements
+from tritonite.runtime.hollow import hollow, without_elements
 from tritonite.runtime.launch import LaunchDescription
 from tritonite.runtime.plan import CopyStep, LaunchStep, ReadStep, ZeroStep
-from tritonite.runtime.recorder import Recorder, record
+from tritonite.runtime.recorder import Recorder
 
 
 def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Describe a call: the path it takes, its promotion, launches and results, or why ATen serves it.
 
     The host function runs, and its launches are recorded instead of made. Nothing is computed, allocated, written or
-    drawn from a generator. Kernels may be compiled.
+    drawn from a generator, and no kernel is compiled.
 
     Args:
         function: one of
@@ -141,7 +141,7 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if refusal is not None and foreign:
         # ATen's message names the schema: the arguments do not match it.
         raise refusal
-    values = _in_schema_order(op, args, kwargs)
+    values = in_schema_order(op, args, kwargs)
     dispatcher = native_dispatcher()
     kept = dispatcher.kept(op.overload, values) if dispatcher is not None else ""
     state = "overridden now" if op.overload in installed() else "not overridden now: ATen serves it"
@@ -155,7 +155,7 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if contract.settings().invariant:
         lines.append("settings   invariant")
     try:
-        results, recorder = _dry(op, values)
+        results, recorder = record_dry(op, values)
     except Decline as decline:
         if op.declaration.library is not None:
             raise Unsupported(name=op.overload, reason=decline.reason) from None
@@ -170,29 +170,11 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return "\n".join([*lines, *_steps(recorder), *_results(results)])
 
 
-def _dry(op: Op, values: Sequence[Any]) -> tuple[Sequence[Any] | None, Recorder]:
-    """Return a call's results, None if its data would decide them, and the recorder of its steps; run nothing."""
-    recorder: Recorder | None = None
-    run, leaves, numbers = recordable(op, values)
-
-    def run_recorded() -> Sequence[Any]:
-        nonlocal recorder
-        recorder = contract.recorder()
-        return run()
-
-    results: Sequence[Any] | None = None
-    # Below autograd, as in a real call; autograd would count writes as in-place changes.
-    with contextlib.suppress(DataUnknown), torch._C._AutoDispatchBelowADInplaceOrView():
-        results, _ = record(run_recorded, leaves, numbers, watch=op.declaration.watched, dry=True)
-    assert recorder is not None
-    return results, recorder
-
-
 def declined_unasked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return why a call declines under default settings, as if its operator were enabled; "" if a kernel serves it."""
     try:
         with contract.under(contract.settings_of()):
-            _dry(op, _in_schema_order(op, args, kwargs))
+            record_dry(op, in_schema_order(op, args, kwargs))
     except Decline as decline:
         return decline.reason
     return ""
@@ -233,14 +215,6 @@ def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception
     except (RuntimeError, ValueError, IndexError) as error:
         return error
     return None
-
-
-def _in_schema_order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return a value for each of the schema's arguments, in order, with defaults for those not given."""
-    values = list(args)
-    for argument in op.schema.arguments[len(args) :]:
-        values.append(kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
-    return values
 
 
 def _steps(recorder: Recorder) -> Iterator[str]:

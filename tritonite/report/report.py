@@ -18,6 +18,7 @@ from tritonite.install.override import installed, unknown, use_gems
 from tritonite.registry import names
 from tritonite.registry.schema import computes, decomposed, overload_name
 from tritonite.report.stats import stats
+from tritonite.runtime.compilation import Compilation, listening, summary
 from tritonite.runtime.opaque import OpaqueMode
 from tritonite.runtime.stats import Counts
 
@@ -58,10 +59,12 @@ class Report:
     Attributes:
         operators: an OperatorReport by overload name, in descending order of device time, then of calls.
         result: the return value of the reported function.
+        compiled: kernels that the call compiled, or loaded from Triton's disk cache.
     """
 
     operators: dict[str, OperatorReport]
     result: Any = dataclasses.field(repr=False)
+    compiled: tuple[Compilation, ...] = ()
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return `operators` as nested dicts of plain values."""
@@ -92,7 +95,8 @@ class Report:
         spent = f", {sum(each.microseconds or 0 for each in timed):.0f} us on the device" if timed else ""
         faster = sum(each.faster_in_aten for each in reports)
         left = f", {faster} where ATen is faster" if faster else ""
-        return f"{calls} calls of {len(reports)} operators, {ours} in Triton kernels{left}{spent}"
+        kernels = f"; {summary(self.compiled)}" if self.compiled else ""
+        return f"{calls} calls of {len(reports)} operators, {ours} in Triton kernels{left}{spent}{kernels}"
 
 
 class _Watching(OpaqueMode):
@@ -142,7 +146,8 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
     timed = devices.current.type == "cuda" and not torch.autograd.profiler._is_profiler_enabled
     with contextlib.nullcontext() if installed() else use_gems():
         selected, before = installed(), stats()
-        with profiler() if timed else contextlib.nullcontext() as profile, _Watching(timed) as watching:
+        profiled = profiler() if timed else contextlib.nullcontext()
+        with listening() as compiled, profiled as profile, _Watching(timed) as watching:
             result = function(*args, **kwargs)
             if timed:
                 torch.cuda.synchronize()
@@ -167,7 +172,7 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
         share = None if microseconds is None else microseconds / (total or 1.0)
         operators[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
     slowest = sorted(operators, key=lambda name: (-(operators[name].microseconds or 0), -operators[name].calls, name))
-    return Report({name: operators[name] for name in slowest}, result)
+    return Report({name: operators[name] for name in slowest}, result, tuple(compiled))
 
 
 def profiler() -> Any:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tritonite import text_table
 from tritonite.errors import ATEN_IS_FASTER
+from tritonite.runtime.compilation import Compilation, compilations, summary
 from tritonite.runtime.stats import Counts, every_count
 
 _CAPTION = "Operators without a kernel here are not counted: tritonite.report(function, ...) lists their calls."
 
 
 class Stats(dict[str, Counts]):
-    """Counts by overload, which print as a table."""
+    """Counts by overload, which print as a table.
+
+    Attributes:
+        compiled: the kernels that this process compiled or loaded from Triton's disk cache, as `Compilation`s.
+    """
+
+    def __init__(self, counts: dict[str, Counts], compiled: Sequence[Compilation] = ()) -> None:
+        super().__init__(counts)
+        self.compiled = tuple(compiled)
 
     def __rich__(self) -> Any:
         from rich.table import Column, Table
@@ -25,7 +35,7 @@ class Stats(dict[str, Counts]):
             Column("operator", overflow="fold"),
             *numbers,
             "why declined, or not recorded",
-            caption=_CAPTION,
+            caption="\n".join(filter(None, (summary(self.compiled), _CAPTION))),
             caption_justify="left",
         )
         for name, entry in self.items():
@@ -43,6 +53,6 @@ def stats() -> Stats:
     """Return the counts of every overload called since the process began or `reset_stats()`; they print as a table.
 
     Only overloads with a kernel of Tritonite's are counted. `tritonite.report(function, ...)` also counts calls of
-    operators without one, such as convolutions.
+    operators without one, such as convolutions. The kernels compiled since then are in the attribute `compiled`.
     """
-    return Stats(every_count())
+    return Stats(every_count(), compilations())

@@ -12,6 +12,8 @@ In the order in which a call meets them:
 - libentry: `libentry`, a cache of compiled kernels around any Triton kernel
 - nested: kernel arguments in tuples and NamedTuples
 - launch: kernel specialisations, and launches whose arguments an engine lays out itself
+- compilation: where kernels are compiled, `on_compile`, and the log of compiled kernels
+- artifact: files of compiled kernels
 - interpreter: Triton's interpreter, changed to compute what a GPU computes
 - stats: counters of calls served and declined
 - progress: a line on standard error when a wait is long

@@ -53,6 +53,8 @@ class Settings(NamedTuple):
 class _Local(threading.local):
     recorder: Any = None
     in_host_function = False
+    # The overload whose host function runs.
+    overload = ""
     # Whether the running host function belongs to an operator that writes into arguments, and has launched a kernel.
     writes = False
     launched = False
@@ -102,6 +104,21 @@ def in_host_function() -> bool:
     return _local.in_host_function
 
 
+def running_overload() -> str:
+    """Return the overload whose host function this thread runs, or ""."""
+    return _local.overload
+
+
+@contextlib.contextmanager
+def serving(overload: str) -> Iterator[None]:
+    """Have `running_overload` return a name within the with block, in which a kernel of the overload is loaded."""
+    outer, _local.overload = _local.overload, overload
+    try:
+        yield
+    finally:
+        _local.overload = outer
+
+
 def set_strict(on: bool) -> bool:
     """Set whether host functions raise Python's errors instead of declining. Returns the value before; for tests."""
     global _strict
@@ -125,6 +142,7 @@ def run_host(
     outs: Sequence[torch.Tensor],
     writes: bool,
     falls_back: bool = False,
+    overload: str = "",
 ) -> Sequence[Any]:
     """Run a host function and return its results. Raises Decline if the function does.
 
@@ -132,9 +150,10 @@ def run_host(
         writes: whether the operator writes into arguments.
         falls_back: whether an IndexError, OverflowError, TypeError or ValueError before the first launch declines the
             call, so that ATen raises its own error. `set_strict(True)` has the error raised instead.
+        overload: the operator's name, for `running_overload`.
     """
-    outer = _local.in_host_function, _local.writes, _local.launched
-    _local.in_host_function, _local.writes, _local.launched = True, writes, False
+    outer = _local.in_host_function, _local.writes, _local.launched, _local.overload
+    _local.in_host_function, _local.writes, _local.launched, _local.overload = True, writes, False, overload
     try:
         return host(values, outs)
     except _UNFORESEEN as error:
@@ -142,7 +161,7 @@ def run_host(
             raise
         raise Decline(f"{type(error).__name__}: {error}", lasting=False) from error
     finally:
-        _local.in_host_function, _local.writes, _local.launched = outer
+        _local.in_host_function, _local.writes, _local.launched, _local.overload = outer
 
 
 def is_capturing() -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
@@ -26,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritonite import devices
 from tritonite.errors import CapturedInPart, Decline
 from tritonite.language.order import waits
-from tritonite.runtime import cache, contract, progress
+from tritonite.runtime import cache, compilation, contract, progress
 from tritonite.runtime.interpreter import interpreting
 from tritonite.runtime.nested import flatten, nest
 from tritonite.runtime.symbols import value_of
@@ -99,11 +98,18 @@ class Specialization:
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
         """Compile for `target`, or take the kernel from Triton's disk cache. Needs no GPU."""
-        kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
-        source = kind(self.kernel, self.signature, self.constants, self.attributes)
         prepare_cache()
         with watched_compile(self.kernel):
-            return triton.compile(source, target=target, options=self.options | dependent_options(self.kernel, target))
+            return compilation.compile_kernel(self.source(), target, self.options_for(target))
+
+    def source(self) -> ASTSource:
+        """Return what Triton compiles."""
+        kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
+        return kind(self.kernel, self.signature, self.constants, self.attributes)
+
+    def options_for(self, target: GPUTarget) -> dict[str, Any]:
+        """Return the compile options for `target`."""
+        return self.options | dependent_options(self.kernel, target)
 
 
 def prepare_cache() -> None:
@@ -136,13 +142,30 @@ class Launch:
         self.specialization = specialization
         self.device_index = device.index or 0
         self._leading, self._fixed = specialization.leading, specialization.fixed
-        self.compiled = None if devices.current.interpreted else _compile_for(specialization, self.device_index)
-        if self.compiled is not None:
-            self._run = self.compiled.run
-            self._packed = (self.compiled.function, self.compiled.packed_metadata)
+        self.compiled: CompiledKernel | None = None
+        self._load_unless_dry()
+
+    def _load_unless_dry(self) -> None:
+        """Compile for the device, or take the kernel from memory or the disk cache. A dry recording needs none."""
+        recorder = contract.recorder()
+        if devices.current.interpreted or (recorder is not None and recorder.dry):
+            return
+        self.compiled = _compile_for(self.specialization, self.device_index)
+        self._run = self.compiled.run
+        self._packed = (self.compiled.function, self.compiled.packed_metadata)
+
+    def _note_needed(self, collector: compilation.Collector) -> None:
+        """Note the kernel as needed by a dry recording, unless it is in memory."""
+        specialization, index = self.specialization, self.device_index
+        if index not in specialization.compiled:
+            load = functools.partial(_compile_for, specialization, index)
+            collector.add(specialization.source(), specialization.options_for(collector.target), load)
 
     def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
         """Launch on the current stream, and add the launch to the recorder if there is one."""
+        if self.compiled is None:
+            # A dry recording has made this object, which may be kept for later calls.
+            self._load_unless_dry()
         if self.compiled is not None and torch._C._cuda_getDevice() != self.device_index:
             with torch.cuda.device(self.device_index):
                 return self(operands, outs)
@@ -154,6 +177,8 @@ class Launch:
             recorder.add(specialization.types, values, size, self.compiled, self._replay)
             if recorder.dry:
                 recorder.described(_described(specialization))
+                if (collector := compilation.collector()) is not None and not devices.current.interpreted:
+                    self._note_needed(collector)
                 return
             operands = [int(value) if type(value) is bool else value for value in map(value_of, operands)]
         if self.compiled is None:

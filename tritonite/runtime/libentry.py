@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction, KernelInterface, create_function_fro
 from tritonite import devices, dtypes
 from tritonite.errors import InvalidDeclaration
 from tritonite.language.order import waits
-from tritonite.runtime import contract, launch
+from tritonite.runtime import compilation, contract, launch
 from tritonite.runtime.interpreter import interpreting
 from tritonite.runtime.launch import DESCRIPTORS, LaunchDescription, Specialization
 from tritonite.runtime.locks import brief, fork_safe_lock
@@ -113,6 +113,8 @@ class LibEntry(KernelInterface):
             bound, options, _ = self._bind(args, kwargs)
             self._record(recorder, bound | symbols, grid, None)
             recorder.described(self._description(bound, options, grid))
+            if self._compiles and (collector := compilation.collector()) is not None:
+                self._note_needed(collector, args, kwargs)
             return None
         if not self._compiles:
             bound, _, hooks = self._bind(args, kwargs)
@@ -147,14 +149,33 @@ class LibEntry(KernelInterface):
 
     def _compile_for(self, target: GPUTarget, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledKernel:
         """Compile what Triton would for a launch with these arguments. The launch finds it in the disk cache."""
+        source, options = self._source_for(target, args, kwargs)
+        return compilation.compile_kernel(source, target, options)
+
+    def _note_needed(self, collector: compilation.Collector, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what a launch with these arguments compiles. Nothing is noted of a launch that has yet to be tuned."""
+        kwargs = kwargs | launch.dependent_options(self.jit, collector.target)
+        with contextlib.suppress(KeyError):
+            collector.add(*self._source_for(collector.target, args, kwargs), lambda: self._load(args, kwargs))
+
+    def _load(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compile for the current device, into Triton's memory. Tuned kernels stay in the disk cache."""
+        if not self._decorators:
+            launch.prepare_cache()
+            compilation.watch(self.jit, driver.active.get_current_device())
+            self.jit.run(*args, grid=None, warmup=True, **kwargs)._init_handles()
+
+    def _source_for(
+        self, target: GPUTarget, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ASTSource, dict[str, Any]]:
+        """Return (source, compile options) of what Triton compiles for a launch with these arguments."""
         bound, options, _ = self._bind(args, kwargs)
         backend = make_backend(target)
         binder = create_function_from_signature(self.jit.signature, self.jit.params, backend)
         values, kinds, given = binder(**bound, **options)
         packed, signature, constants, attributes = self.jit._pack_args(backend, options, values, kinds, given)
         kind = GluonASTSource if self.jit.is_gluon() else ASTSource
-        source = kind(self.jit, signature, constants, attributes)
-        return triton.compile(source, target=target, options=packed.__dict__)
+        return kind(self.jit, signature, constants, attributes), dict(packed.__dict__)
 
     def specialization(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
         """Return what a launch with these arguments compiles, specialised as Triton does. Needs no GPU."""
@@ -205,6 +226,8 @@ class LibEntry(KernelInterface):
             launch.decline_to_compile(self.jit)
         contract.note_launch()
         launch.prepare_cache()
+        if self._compiles:
+            compilation.watch(self.jit, driver.active.get_current_device())
         with self._tuning, _disable_current_modes(), launch.watched_compile(self):
             kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):

@@ -25,9 +25,41 @@ def tell(cause: str, line: str) -> None:
     if cause in _told:
         return
     _told.add(cause)
-    if os.environ.get("TRITONITE_QUIET", "0") in ("", "0") and _log.isEnabledFor(logging.WARNING):
+    if not _quiet():
         sys.stderr.write(f"tritonite: {line}\n")
         sys.stderr.flush()
+
+
+def _quiet() -> bool:
+    return os.environ.get("TRITONITE_QUIET", "0") not in ("", "0") or not _log.isEnabledFor(logging.WARNING)
+
+
+class Bar:
+    """A line on standard error that shows how much of some work is done; nothing if that is not a terminal."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self._label, self._total, self._done = label, total, 0
+        self._shown = total > 0 and not _quiet() and sys.stderr.isatty()
+
+    def __enter__(self) -> Bar:
+        self._show("")
+        return self
+
+    def advance(self, name: str) -> None:
+        """Count a piece of work as done, and show its name."""
+        self._done += 1
+        self._show(name)
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _show(self, name: str) -> None:
+        if self._shown:
+            filled = "#" * (30 * self._done // self._total)
+            sys.stderr.write(f"\r\x1b[K{self._label} [{filled:30}] {self._done}/{self._total} {name[:40]}")
+            sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite.devices import nvidia
-from tritonite.runtime import contract, launch
+from tritonite.runtime import compilation, contract, launch
 from tritonite.runtime.hollow import DataUnknown, hollow, is_hollow
 from tritonite.runtime.opaque import opaque
 from tritonite.runtime.plan import (
@@ -34,6 +34,8 @@ from tritonite.runtime.plan import (
 from tritonite.runtime.symbols import Blocks, Drawn, Number, Size, Symbol
 from tritonite.runtime.watch import Watch
 
+# A data-dependent size in a dry recording that goes on: neither 1 nor a multiple of 16.
+_ANY_SIZE = 67
 _PACKED = {"fp32": "<f", "fp64": "<d"}
 
 
@@ -116,10 +118,14 @@ class Recorder:
             self._plan.steps.append(ReadStep(self._source(numbers), numbers.numel()))
         except Unrecordable as error:
             self.unrecordable(str(error))
-        if self.dry:
+        if not self.dry:
+            with _disable_current_modes():
+                values = numbers.flatten().tolist()
+        elif compilation.collector() is None:
             raise DataUnknown
-        with _disable_current_modes():
-            values = numbers.flatten().tolist()
+        else:
+            # Kernels are not specialised for data-dependent sizes, so any size leads to those that the call needs.
+            values = [_ANY_SIZE] * numbers.numel()
         first, self._sizes = self._sizes, self._sizes + len(values)
         return [Size(value, first + i) for i, value in enumerate(values)]
 

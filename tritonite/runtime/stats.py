@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tritonite.errors import ATEN_IS_FASTER
+from tritonite.runtime.compilation import forget
 from tritonite.runtime.locks import brief
 
 _log = logging.getLogger("tritonite")
@@ -124,7 +125,8 @@ def totals() -> Counts:
 
 
 def reset_stats() -> None:
-    """Set every count to zero."""
+    """Set every count to zero, and empty the list of compiled kernels."""
+    forget()
     with brief:
         for counter in _counters.values():
             counter.launched = 0
