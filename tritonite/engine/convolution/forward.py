@@ -148,7 +148,9 @@ def _without_other_groups(
     Filters of merged groups have zeros for the channels of other groups. The product of such a zero with an infinite
     input is nan, which the convolution of one group does not have.
     """
-    if tl.max(tl.max((total != total).to(tl.int32), 1), 0) > 0:
+    # Triton (3.7) does not compile a maximum along one dimension of these sums for sm_100.
+    is_nan = tl.reshape((total != total).to(tl.int32), (META.block_m * META.block_n,), can_reorder=True)
+    if tl.max(is_nan, 0) > 0:
         each = channels // META.merged
         for i in range(META.merged):
             first = i * each
