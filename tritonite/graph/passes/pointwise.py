@@ -47,11 +47,20 @@ def fuse_pointwise(module: fx.GraphModule) -> None:
     calls = {node: call for node in module.graph.nodes if (call := _call_of(node)) is not None}
     if len(calls) < 2:
         return
+    _repeat_conversions(module.graph, calls)
     regions = Regions(module.graph)
-    for node in calls:
-        for source in node.all_input_nodes:
-            if source in calls and _may_join(regions, calls, source, node):
-                regions.merge(source, node)
+    edges = [
+        (source, node)
+        for node in regions.nodes
+        if node in calls
+        for source in node.all_input_nodes
+        if source in calls
+    ]
+    # A conversion to a wider dtype joins what reads it before it joins what it reads, so that the narrow tensor is
+    # stored if they stay apart.
+    for source, node in sorted(edges, key=lambda edge: _widens(edge[1], calls)):
+        if _may_join(regions, source, node):
+            regions.merge(source, node)
     made: dict[fx.Node, fx.Node] = {}
 
     def make(region: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -61,6 +70,35 @@ def fuse_pointwise(module: fx.GraphModule) -> None:
 
     replace(module.graph, regions, make)
     module.recompile()
+
+
+def _repeat_conversions(graph: fx.Graph, calls: dict[fx.Node, _Call]) -> None:
+    """Give each program that reads a tensor converted to a wider dtype a conversion of its own.
+
+    Reading the narrow tensor again takes less memory traffic than the converted one.
+    """
+    for node in list(calls):
+        if not _widens(node, calls):
+            continue
+        users = [user for user in node.users if user in calls]
+        for user in users[len(users) == len(node.users) :]:
+            with graph.inserting_after(node):
+                own = graph.node_copy(node)
+            user.replace_input_with(node, own)
+            calls[own] = calls[node]
+            calls[user] = _Call(
+                calls[user].formula, tuple([own if given is node else given for given in calls[user].arguments])
+            )
+
+
+def _widens(node: fx.Node, calls: dict[fx.Node, _Call]) -> bool:
+    """Return whether a node converts a tensor to a wider dtype."""
+    (source, *_) = calls[node].arguments
+    return (
+        calls[node].formula.to is not None
+        and isinstance(source, fx.Node)
+        and source.meta["val"].dtype.itemsize < node.meta["val"].dtype.itemsize
+    )
 
 
 def _call_of(node: fx.Node) -> _Call | None:
@@ -148,7 +186,7 @@ def _formula(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fo
         raise Decline(f"{error!r}") from None
 
 
-def _may_join(regions: Regions, calls: dict[fx.Node, _Call], source: fx.Node, node: fx.Node) -> bool:
+def _may_join(regions: Regions, source: fx.Node, node: fx.Node) -> bool:
     """Return whether the regions of a node and of one of its inputs may become one, apart from cycles."""
     producers, consumers = regions.region(source), regions.region(node)
     if source in consumers:
