@@ -7,8 +7,9 @@ shapes and dtypes from the fake tensors in `node.meta["val"]`; sizes may be symb
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ from tritonite.runtime.symbols import Symbol, number_type
 
 # Formulas of a region, and tensors that it reads or writes. More would take registers that loads in flight need.
 _MOST_STEPS, _MOST_TENSORS = 64, 24
+# The distance in the graph of two operators that share an input and become one program. A larger one would keep the
+# results of the first in memory for long.
+_MOST_APART = 32
 # Formulas of a smaller shape that are computed again for each element that they broadcast to.
 _MOST_REPEATED = 4
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
@@ -61,6 +65,9 @@ def fuse_pointwise(module: fx.GraphModule) -> None:
     for source, node in sorted(edges, key=lambda edge: _widens(edge[1], calls)):
         if _may_join(regions, source, node):
             regions.merge(source, node)
+    for a, b in _siblings(regions, calls):
+        if _may_join(regions, a, b):
+            regions.merge(a, b)
     made: dict[fx.Node, fx.Node] = {}
 
     def make(region: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -70,6 +77,19 @@ def fuse_pointwise(module: fx.GraphModule) -> None:
 
     replace(module.graph, regions, make)
     module.recompile()
+
+
+def _siblings(regions: Regions, calls: dict[fx.Node, _Call]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Yield pairs of operators that read one tensor of their own shape, which one program would read once."""
+    for source in regions.nodes:
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            continue
+        shape = source.meta["val"].shape
+        readers = [user for user in source.users if user in calls and _equal(user.meta["val"].shape, shape)]
+        readers.sort(key=regions.index.__getitem__)
+        for a, b in itertools.pairwise(readers):
+            if regions.index[b] - regions.index[a] <= _MOST_APART:
+                yield a, b
 
 
 def _repeat_conversions(graph: fx.Graph, calls: dict[fx.Node, _Call]) -> None:
