@@ -19,8 +19,8 @@ from __future__ import annotations
 from torch import fx
 
 import tritonite.fused  # noqa: F401 - registers its operators
-from tritonite.graph.patterns.attention import attention
-from tritonite.graph.patterns.gated import gated
+from tritonite.graph.patterns.attention import attention_written_out
+from tritonite.graph.patterns.gated import gated_activation
 from tritonite.graph.patterns.losses import cross_entropy
 from tritonite.graph.patterns.norms import layer_norm, rms_norm
 from tritonite.graph.patterns.products import addmm_activation
@@ -28,13 +28,13 @@ from tritonite.graph.patterns.rewrite import Rewriter, Rule
 from tritonite.graph.patterns.rotary import rotary_embedding
 
 RULES: tuple[Rule, ...] = (
-    attention,
+    attention_written_out,
     cross_entropy,
     rms_norm,
     layer_norm,
     rotary_embedding,
     addmm_activation,
-    gated,
+    gated_activation,
 )
 
 

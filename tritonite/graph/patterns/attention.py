@@ -51,7 +51,7 @@ _SOFTMAX = Converted(
 _OUT = Call(_VIEWS, (Call((aten.bmm.default,), (Capture("p", is_tensor), Capture("v", is_tensor))), Capture("shape")))
 
 
-def attention(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:
+def attention_written_out(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:
     """Replace attention of operands (batch, heads, rows, head size)."""
     if not is_call(node, *_VIEWS):
         return None

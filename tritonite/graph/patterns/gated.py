@@ -17,7 +17,7 @@ _RELU = mul(Call((aten.relu.default,), (_X,)), _Y)
 _GELU = mul(Call((aten.gelu.default,), (_X, Capture("approximate"))), _Y)
 
 
-def gated(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:
+def gated_activation(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:
     """Replace activation(x) * y, for two tensors of one shape and dtype."""
     if not is_call(node, aten.mul.Tensor):
         return None

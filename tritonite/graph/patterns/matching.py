@@ -100,12 +100,10 @@ def conversion_source(value: Any) -> fx.Node | None:
     """Return the argument of a node that only converts it to another dtype, else None."""
     if not is_call(value, aten._to_copy.default, torch.ops.prims.convert_element_type.default):
         return None
-    source, kwargs = value.args[0], dict(value.kwargs)
-    kwargs.pop("dtype", None)
-    kept = kwargs.pop("memory_format", None) in (None, torch.preserve_format)
-    same_device = source.meta["val"].device == value.meta["val"].device
-    kwargs.pop("device", None)
-    return source if kept and same_device and not any(kwargs.values()) else None
+    source, options = value.args[0], value.kwargs
+    kept = options.get("memory_format") in (None, torch.preserve_format) and not options.get("pin_memory")
+    before, after = source.meta["val"], value.meta["val"]
+    return source if kept and before.device == after.device and before.layout is after.layout else None
 
 
 def is_call(value: Any, *overloads: OpOverload) -> bool:

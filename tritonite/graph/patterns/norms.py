@@ -37,8 +37,8 @@ _WEIGHT = Capture("weight", is_tensor)
 # The product of the weight and the normalised x: rounded before the product, and rounded after it.
 _PATTERNS = (
     (mul(_WEIGHT, Converted(_NORMED, "rounded")), "llama", 0.0),
-    (Converted(mul(_WEIGHT, _NORMED), "result"), "gemma", 0.0),
     (Converted(mul(add(Converted(_WEIGHT), 1), _NORMED), "result"), "gemma", 1.0),
+    (Converted(mul(_WEIGHT, _NORMED), "result"), "gemma", 0.0),
     (Converted(_NORMED, "result"), "gemma", 0.0),
 )
 

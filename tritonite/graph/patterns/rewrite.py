@@ -28,6 +28,7 @@ class Rewriter:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self._anchor: fx.Node | None = None
+        self._made: list[fx.Node] = []
 
     def apply(self, rules: Sequence[Rule]) -> int:
         """Apply the rules to all nodes, the last ones first, and return the number of replacements."""
@@ -35,19 +36,30 @@ class Rewriter:
         for node in reversed(list(self.graph.nodes)):
             if node.op != "call_function" or not node.users:
                 continue
+            self._made = []
             for rule in rules:
                 try:
                     made = rule(self, node)
                 except (Decline, NotReplaced, Unsupported):
-                    continue
+                    made = None
+                for old, new in (made or {}).items():
+                    old.replace_all_uses_with(new)
+                self._erase([*(made or {}), *reversed(self._made)])
+                self._made = []
                 if made:
                     count += 1
-                    for old, new in made.items():
-                        old.replace_all_uses_with(new)
                     break
-        if count:
-            self.graph.eliminate_dead_code()
         return count
+
+    def _erase(self, nodes: Sequence[fx.Node]) -> None:
+        """Erase nodes without users, and what only they have used."""
+        waiting = list(nodes)
+        while waiting:
+            node = waiting.pop()
+            if node.op == "call_function" and not node.users and node.graph is self.graph and not node._erased:
+                inputs = node.all_input_nodes
+                self.graph.erase_node(node)
+                waiting += inputs
 
     def at(self, anchor: fx.Node, inputs: Iterable[Any]) -> None:
         """Insert further nodes before `anchor`. Raises NotReplaced if an input comes after it."""
@@ -66,6 +78,7 @@ class Rewriter:
         with self.graph.inserting_before(self._anchor):
             node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = result
+        self._made.append(node)
         return node
 
     def item(self, call: fx.Node, i: int) -> fx.Node:
@@ -74,6 +87,7 @@ class Rewriter:
         with self.graph.inserting_before(self._anchor):
             node = self.graph.call_function(operator.getitem, (call, i))
         node.meta["val"] = call.meta["val"][i]
+        self._made.append(node)
         return node
 
 
