@@ -5,7 +5,6 @@ import operator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tritonite
@@ -14,6 +13,7 @@ from tritonite.graph.passes.pointwise import fuse_pointwise
 from tritonite.graph.program import NAME
 
 pytestmark = pytest.mark.smoke
+functional = torch.nn.functional
 
 
 def traced(function, *args, symbolic=False):
@@ -52,12 +52,12 @@ def check(function, *args, count=1, symbolic=False, calls=()):
 
 
 def block(x, y, weight, mask):
-    hidden = F.gelu(x * y + weight, approximate="tanh")
+    hidden = functional.gelu(x * y + weight, approximate="tanh")
     chosen = torch.where(mask, hidden, 2.5 * hidden.float())
     wide = hidden.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
     normed = (wide * scale).to(x.dtype) * weight
-    return chosen, normed, hidden.masked_fill(mask, -1.0), F.silu(normed) * normed
+    return chosen, normed, hidden.masked_fill(mask, -1.0), functional.silu(normed) * normed
 
 
 def operands(device, *shape, dtype=torch.bfloat16):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import tritonite
 from tritonite.engine.pointwise.program import program
@@ -13,6 +12,7 @@ from tritonite.registry.programs import as_text, formulas, from_text
 from tritonite.runtime.recorder import record
 
 pytestmark = pytest.mark.smoke
+functional = torch.nn.functional
 
 GATE = "arithmetic.mul(t0, t1); activation.gelu(s0, 'tanh'); arithmetic.add(s1, t2, n0) -> s2, s0"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -24,7 +24,7 @@ def run(text, *tensors, numbers=()):
 
 def gate(x, y, z, alpha):
     product = x * y
-    return torch.add(F.gelu(product, approximate="tanh"), z, alpha=alpha), product
+    return torch.add(functional.gelu(product, approximate="tanh"), z, alpha=alpha), product
 
 
 def check(function, text, *tensors, numbers=()):

@@ -44,7 +44,9 @@ _declaration = Declaration(
     promotion="own",
     method="",
     watched=False,
-    library=LibraryFormulas(f"{NAME.partition('::')[2]}(Tensor[] operands, Scalar[] numbers, str program) -> Tensor[]", _fake),
+    library=LibraryFormulas(
+        f"{NAME.partition('::')[2]}(Tensor[] operands, Scalar[] numbers, str program) -> Tensor[]", _fake
+    ),
 )
 
 

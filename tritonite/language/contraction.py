@@ -7,7 +7,8 @@ from typing import Any
 from triton import knobs
 from triton.language import core
 
-# A sum that rounds to nearest is not contracted, and -0.0 leaves every number what it is. The assembler would see through a copy.
+# A sum with a rounding mode of its own is not contracted, and -0.0 leaves every number what it is. The assembler sees
+# through a copy.
 _PTX = {32: ("add.rn.f32 $0, $1, 0f80000000;", "=r,r"), 64: ("add.rn.f64 $0, $1, 0d8000000000000000;", "=l,l")}
 
 

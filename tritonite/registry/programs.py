@@ -92,7 +92,7 @@ def as_text(tensors: int, numbers: int, steps: Sequence[Step], results: Sequence
 
 @functools.lru_cache(maxsize=4096)
 def from_text(text: str, tensors: int, numbers: int) -> Program:
-    """Return the program that a text describes, for this many tensors and numbers. Raises Decline for any other text."""
+    """Return the program of a text, for this many tensors and numbers. Raises Decline for any other text."""
     try:
         calls, _, stored = text.partition(" -> ")
         steps = tuple([_step(ast.parse(call, mode="eval").body, tensors, numbers) for call in calls.split("; ")])
@@ -103,7 +103,8 @@ def from_text(text: str, tensors: int, numbers: int) -> Program:
 
 
 def _step(call: Any, tensors: int, numbers: int) -> Step:
-    kernel, arguments = formulas()[ast.unparse(call.func)], []
+    kernel = formulas()[ast.unparse(call.func)]
+    arguments: list[Slot | ConstantKind] = []
     to: tuple[torch.dtype, ...] = ()
     for given in call.args:
         if not isinstance(given, ast.Name):

@@ -207,9 +207,7 @@ class Pointwise:
             raise Decline(iteration)
         return iteration
 
-    def _after_conversion(
-        self, typed: Typed, strided: Mapping[int, Laid]
-    ) -> list[tuple[Sequence[int], Sequence[int]]]:
+    def _after_conversion(self, typed: Typed, strided: Mapping[int, Laid]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Return shapes and strides of operands, as converted to the common dtype where they have another one."""
         integers = typed.common if self.promote is not dtypes.Promotion.INT_TO_FLOAT else typed.results[0]
         common = typed.common if typed.common.is_floating_point else integers

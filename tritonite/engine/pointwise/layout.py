@@ -18,8 +18,9 @@ class Operand(NamedTuple):
     `dtype`.
 
     `role` is "index" for coordinates, "integers" for numbers of the index type, "pointer" for a gathered operand,
-    "program" for the steps of a program, and "" for all others. `components` are the positions of the coordinates, of the integers, or of a gathered operand's
-    strides. `component_kinds` are their stride kinds. If `is_tuple`, the formula receives a tuple of them.
+    "program" for the steps of a program, and "" for all others. `components` are the positions of the coordinates, of
+    the integers, or of a gathered operand's strides. `component_kinds` are their stride kinds. If `is_tuple`, the
+    formula receives a tuple of them.
     """
 
     position: Any

@@ -38,7 +38,8 @@ from tritonite.runtime.symbols import Limits
 ROLES = frozenset(("promoted", "cast", "own", "exact", "static"))
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """A value of a program by its index: the tensors come first, then the numbers, then the results of each step."""
 
     index: int
@@ -90,9 +91,7 @@ class Program(Pointwise):
 
     def __init__(self, tensors: int, numbers: int, steps: tuple[Step, ...], results: tuple[int, ...]) -> None:
         names = [f"t{i}" for i in range(tensors)] + [f"n{i}" for i in range(numbers)]
-        super().__init__(
-            "program", evaluate_program, dict.fromkeys(names, "own"), output_dtypes=(None,) * len(results)
-        )
+        super().__init__("program", evaluate_program, dict.fromkeys(names, "own"), output_dtypes=(None,) * len(results))
         self.tensors, self.steps, self.results = tensors, steps, results
         self._typed: dict[Any, Typed] = {}
 

@@ -54,11 +54,7 @@ def fuse_pointwise(module: fx.GraphModule) -> None:
     _repeat_conversions(module.graph, calls)
     regions = Regions(module.graph)
     edges = [
-        (source, node)
-        for node in regions.nodes
-        if node in calls
-        for source in node.all_input_nodes
-        if source in calls
+        (source, node) for node in regions.nodes if node in calls for source in node.all_input_nodes if source in calls
     ]
     # A conversion to a wider dtype joins what reads it before it joins what it reads, so that the narrow tensor is
     # stored if they stay apart.

@@ -66,8 +66,8 @@ def attention_written_out(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx
 def _replaced(
     rewriter: Rewriter, node: fx.Node, match: Match, nodes: list[fx.Node], value: fx.Node
 ) -> dict[fx.Node, fx.Node]:
-    (q, of_q), (k, of_k), (v, of_v) = (_unbatched(each) for each in (match["q"], match["k"], value))
-    used_inside([*nodes], [node])
+    q, k, v = (_unbatched(each)[0] for each in (match["q"], match["k"], value))
+    used_inside(nodes, [node])
     key = k.args[0] if is_call(k, aten.transpose.int) and {d % 4 for d in k.args[1:]} == {2, 3} else None  # type: ignore[operator]
     scale = match.get("scale")
     if scale is None:
@@ -75,9 +75,7 @@ def _replaced(
     mask = match.get("mask")
     rewriter.at(node, (q, k, v, mask))
     key = rewriter.call(aten.transpose.int, k, 2, 3) if key is None else key
-    call = rewriter.call(
-        torch.ops.tritonite.attention.default, q, key, v, scale=float(scale), attn_mask=mask
-    )
+    call = rewriter.call(torch.ops.tritonite.attention.default, q, key, v, scale=float(scale), attn_mask=mask)
     out = rewriter.item(call, 0)
     for user in node.users:
         # Models copy the result to this very order of memory.
@@ -90,7 +88,7 @@ def _replaced(
 
 
 def _unbatched(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """Return the tensor of four dimensions that `node`, an operand of `bmm`, is a view or a copy of, and the nodes between."""
+    """Return the tensor of four dimensions that an operand of `bmm` is a view or a copy of, and the nodes between."""
     between: list[fx.Node] = []
     batched = tensor(node)
     current: Any = node

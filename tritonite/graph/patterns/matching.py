@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,11 +17,16 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 
-class Match(NamedTuple):
+@dataclass(frozen=True)
+class Match:
     """The values of captures by name, and the nodes that an expression consists of."""
 
     values: Mapping[str, Any]
     nodes: frozenset[fx.Node] = frozenset()
+
+    def including(self, node: fx.Node) -> Match:
+        """Return the match with a further node."""
+        return Match(self.values, self.nodes | {node})
 
     def bound(self, name: str, value: Any) -> Match | None:
         """Return the match with a capture, or None if the name already has another value."""
@@ -29,7 +34,7 @@ class Match(NamedTuple):
             return self if self.values[name] is value else None
         return Match({**self.values, name: value}, self.nodes)
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
     def get(self, name: str) -> Any:
@@ -111,22 +116,27 @@ def is_call(value: Any, *overloads: OpOverload) -> bool:
     return isinstance(value, fx.Node) and value.op == "call_function" and value.target in overloads
 
 
-def matches(pattern: Any, value: Any, match: Match = Match({})) -> Iterator[Match]:
-    """Yield the matches of a pattern with a value, each an extension of `match`."""
+def matches(pattern: Any, value: Any) -> Iterator[Match]:
+    """Yield the matches of a pattern with a value."""
+    return _extensions(pattern, value, Match({}))
+
+
+def _extensions(pattern: Any, value: Any, match: Match) -> Iterator[Match]:
+    """Yield the matches of a pattern with a value that extend a match."""
     if isinstance(pattern, Capture):
         found = match.bound(pattern.name, value) if pattern.accepts(value) else None
         if found is not None:
             yield found
     elif isinstance(pattern, Either):
         for each in pattern.patterns:
-            yield from matches(each, value, match)
+            yield from _extensions(each, value, match)
     elif isinstance(pattern, Converted):
         source = conversion_source(value)
         if source is not None:
             named = match.bound(pattern.name, value) if pattern.name else match
             if named is not None:
-                yield from matches(pattern.pattern, source, named._replace(nodes=named.nodes | {value}))
-        yield from matches(pattern.pattern, value, match)
+                yield from _extensions(pattern.pattern, source, named.including(value))
+        yield from _extensions(pattern.pattern, value, match)
     elif isinstance(pattern, Call):
         yield from _matches_of_call(pattern, value, match)
     elif not isinstance(value, fx.Node) and type(value) in (type(pattern), int, float) and value == pattern:
@@ -144,7 +154,7 @@ def _matches_of_call(pattern: Call, value: Any, match: Match) -> Iterator[Match]
     named = match.bound(pattern.name, value) if pattern.name else match
     if named is None:
         return
-    start = named._replace(nodes=named.nodes | {value})
+    start = named.including(value)
     orders = [pattern.args]
     if pattern.commutes:
         first, second, *others = pattern.args
@@ -157,7 +167,7 @@ def _matches_of_each(patterns: tuple[Any, ...], values: list[Any], match: Match)
     if not patterns:
         yield match
         return
-    for found in matches(patterns[0], values[0], match):
+    for found in _extensions(patterns[0], values[0], match):
         yield from _matches_of_each(patterns[1:], values[1:], found)
 
 

@@ -36,8 +36,8 @@ _NORMED = mul(_X, Call((aten.rsqrt.default,), (add(_MEAN, Capture("eps", is_numb
 _WEIGHT = Capture("weight", is_tensor)
 # The product of the weight and the normalised x: rounded before the product, and rounded after it.
 _PATTERNS = (
-    (mul(_WEIGHT, Converted(_NORMED, "rounded")), "llama", 0.0),
     (Converted(mul(add(Converted(_WEIGHT), 1), _NORMED), "result"), "gemma", 1.0),
+    (mul(_WEIGHT, Converted(_NORMED, "rounded")), "llama", 0.0),
     (Converted(mul(_WEIGHT, _NORMED), "result"), "gemma", 0.0),
     (Converted(_NORMED, "result"), "gemma", 0.0),
 )
@@ -71,9 +71,7 @@ def _is_norm(match: Match, casting: str) -> bool:
     return weight is None or same_shape(weight.shape, x.shape[-1:])
 
 
-def _norm(
-    rewriter: Rewriter, node: fx.Node, match: Match, casting: str, offset: float
-) -> dict[fx.Node, fx.Node]:
+def _norm(rewriter: Rewriter, node: fx.Node, match: Match, casting: str, offset: float) -> dict[fx.Node, fx.Node]:
     x, weight, eps = match["x"], match.get("weight"), float(match["eps"])
     # Conversions of x may have other readers.
     wide = match.get("wide")

@@ -38,7 +38,9 @@ def addmm_activation(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node
             if bias.dim() != 1 or not bias.dtype.is_floating_point or (isinstance(a.shape[1], int) and not a.shape[1]):
                 raise NotReplaced
             rewriter.at(node, [value for name, value in match.values.items() if name != "product"])
-            new = rewriter.call(aten._addmm_activation.default, match["bias"], match["a"], match["b"], use_gelu=use_gelu)
+            new = rewriter.call(
+                aten._addmm_activation.default, match["bias"], match["a"], match["b"], use_gelu=use_gelu
+            )
             shape = match.get("shape")
             return {node: like(new if shape is None else rewriter.call(aten.view.default, new, shape), node)}
     return None

@@ -11,7 +11,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from tritonite.graph.patterns.matching import Call, Capture, add, aten, is_call, is_number, is_tensor, matches, mul, tensor
+from tritonite.graph.patterns.matching import (
+    Call,
+    Capture,
+    add,
+    arguments_of,
+    aten,
+    is_call,
+    is_number,
+    is_tensor,
+    matches,
+    mul,
+    tensor,
+)
 from tritonite.graph.patterns.rewrite import NotReplaced, Rewriter, like, used_inside
 
 _Q = Capture("q", is_tensor)
@@ -59,7 +71,7 @@ def _rotated(halves: Any, q: fx.Node) -> list[fx.Node] | None:
 
 def _range(part: fx.Node, q: fx.Node, size: int) -> tuple[int, int] | None:
     """Return the start and the end of a slice of the last dimension, or None for another slice."""
-    source, dim, start, end, step = [*part.args, *(0, None, None, 1)[len(part.args) - 1 :]]
+    source, dim, start, end, step = arguments_of(part)
     if source is not q or dim not in (-1, 3) or step != 1 or not isinstance(start, int | None):
         return None
     return start or 0, size if end is None or (isinstance(end, int) and end >= size) else end  # type: ignore[return-value]

@@ -17,7 +17,9 @@ _FLOATS = (
     "convert(t0, float64); arithmetic.add(s0, t1, n0); elementary.rsqrt(s1); convert(s2, bool);"
     " conditional.where(s3, t1, t2) -> s2, s4",
 )
-_INTEGERS = ("arithmetic.mul(t0, t1); arithmetic.remainder(s0, t2); arithmetic.add(s1, t0, n0); convert(s2, float16) -> s1, s3",)
+_INTEGERS = (
+    "arithmetic.mul(t0, t1); arithmetic.remainder(s0, t2); arithmetic.add(s1, t0, n0); convert(s2, float16) -> s1, s3",
+)
 
 
 def _operands(dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, ...]:
@@ -33,4 +35,6 @@ def programs(full: bool) -> Iterator[Case]:
             for layout in ("contiguous", "transposed", "zero_dim"):
                 arguments: tuple[Any, ...] = (*_operands(dtype, layout), 1)
                 for specialization in launches(from_text(text, 3, 1).run, (arguments,)):
-                    yield Case(f"{text} of {dtype}, {layout}", specialization, _TARGETS if full else ("sm_90", "gfx942"))
+                    yield Case(
+                        f"{text} of {dtype}, {layout}", specialization, _TARGETS if full else ("sm_90", "gfx942")
+                    )
