@@ -68,6 +68,11 @@ class Rewriter:
             raise NotReplaced
         self._anchor = anchor
 
+    def first(self, nodes: Iterable[fx.Node]) -> fx.Node:
+        """Return the node that comes first in the graph."""
+        among = set(nodes)
+        return next(node for node in self.graph.nodes if node in among)
+
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Insert a call. Raises Unsupported for arguments that an operator outside ATen does not serve."""
         values = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
@@ -91,10 +96,15 @@ class Rewriter:
         return node
 
 
+def is_used_inside(nodes: Iterable[fx.Node], results: Iterable[fx.Node]) -> bool:
+    """Return whether only the results have users outside the nodes."""
+    inside, kept = set(nodes), set(results)
+    return all(user in inside for node in inside - kept for user in node.users)
+
+
 def used_inside(nodes: Iterable[fx.Node], results: Iterable[fx.Node]) -> None:
     """Raise NotReplaced if a node that is no result has a user outside the nodes."""
-    inside, kept = set(nodes), set(results)
-    if any(user not in inside for node in inside - kept for user in node.users):
+    if not is_used_inside(nodes, results):
         raise NotReplaced
 
 

@@ -6,6 +6,8 @@ where it concatenates the angles with themselves. Products and the sum are not r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from tritonite.graph.patterns.matching import (
     mul,
     tensor,
 )
-from tritonite.graph.patterns.rewrite import NotReplaced, Rewriter, like, used_inside
+from tritonite.graph.patterns.rewrite import NotReplaced, Rewriter, is_used_inside, like, same_shape
 
 _Q = Capture("q", is_tensor)
 _ANGLES = [Call((aten.unsqueeze.default,), (Capture(name, is_tensor), 1)) for name in ("cos", "sin")]
@@ -32,8 +34,61 @@ _TURNED = Call((aten.cat.default,), (Capture("halves"), Capture("dim")), name="t
 _EMBEDDING = add(mul(_Q, _ANGLES[0]), mul(_TURNED, _ANGLES[1]))
 
 
+@dataclass(frozen=True)
+class _Embedding:
+    """The embedding of one tensor (batch, heads, sequence, head size) by angles (batch, sequence, head size)."""
+
+    result: fx.Node
+    states: fx.Node
+    cos: fx.Node
+    sin: fx.Node
+    angles: fx.Node
+
+    def fits(self, other: _Embedding) -> bool:
+        """Return whether one call can turn both tensors."""
+        a, b = self.states.meta["val"], other.states.meta["val"]
+        same = self.cos is other.cos and self.sin is other.sin and a.dtype is b.dtype
+        return same and same_shape((a.shape[0], *a.shape[2:]), (b.shape[0], *b.shape[2:]))
+
+
 def rotary_embedding(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:
-    """Replace the embedding of a query or key (batch, heads, sequence, head size) by angles (batch, sequence, R)."""
+    """Replace the embeddings of a query and a key, or of one of them."""
+    own = _embedding_of(node)
+    if own is None:
+        return None
+    sums = [each for product in own.angles.users for each in product.users if each is not node]
+    others = [other for other in map(_embedding_of, dict.fromkeys(sums)) if other is not None and own.fits(other)]
+    for pair in (*[(other, own) for other in others], (own,)):
+        try:
+            return _replaced(rewriter, pair)
+        except NotReplaced:
+            continue
+    return None
+
+
+def _replaced(rewriter: Rewriter, pair: Sequence[_Embedding]) -> dict[fx.Node, fx.Node]:
+    first = rewriter.first([own.result for own in pair])
+    states, (cos, sin) = [own.states for own in pair], (pair[0].cos, pair[0].sin)
+    rewriter.at(first, (*states, cos, sin))
+    pairs = cos.meta["val"].shape[-1] // 2
+    cos, sin = (rewriter.call(aten.slice.Tensor, each, 2, 0, pairs) for each in (cos, sin))
+    rows = [_by_rows(rewriter, each) for each in states]
+    call = rewriter.call(torch.ops.tritonite.rotary_embedding.default, *rows, *(None,) * (2 - len(rows)), cos, sin)
+    return {
+        own.result: like(rewriter.call(aten.transpose.int, rewriter.item(call, i), 1, 2), own.result)
+        for i, own in enumerate(pair)
+    }
+
+
+def _by_rows(rewriter: Rewriter, states: fx.Node) -> Any:
+    """Return (batch, sequence, heads, head size) of states whose heads come before the sequence."""
+    if is_call(states, aten.transpose.int) and states.args[1:] == (1, 2):
+        return states.args[0]
+    return rewriter.call(aten.transpose.int, states, 1, 2)
+
+
+def _embedding_of(node: fx.Node) -> _Embedding | None:
+    """Return the embedding that a sum computes, or None."""
     if not is_call(node, aten.add.Tensor):
         return None
     for match in matches(_EMBEDDING, node):
@@ -46,14 +101,8 @@ def rotary_embedding(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node
         if not (_repeats(cos) and _repeats(sin)) or value.shape[-1] != angles.shape[-1]:
             continue
         unsqueezed = [each for each in match.nodes if is_call(each, aten.unsqueeze.default)]
-        used_inside({*match.nodes, *inner}, [node, *unsqueezed])
-        pairs = value.shape[-1] // 2
-        rewriter.at(node, (q, cos, sin))
-        by_rows = q.args[0] if is_call(q, aten.transpose.int) and q.args[1:] == (1, 2) else None
-        by_rows = rewriter.call(aten.transpose.int, q, 1, 2) if by_rows is None else by_rows
-        cos, sin = (rewriter.call(aten.slice.Tensor, each, 2, 0, pairs) for each in (cos, sin))
-        call = rewriter.call(torch.ops.tritonite.rotary_embedding.default, by_rows, None, cos, sin)
-        return {node: like(rewriter.call(aten.transpose.int, rewriter.item(call, 0), 1, 2), node)}
+        if is_used_inside({*match.nodes, *inner}, [node, *unsqueezed]):
+            return _Embedding(node, q, cos, sin, next(each for each in unsqueezed if each.args[0] is cos))
     return None
 
 
@@ -89,4 +138,4 @@ def _repeats(node: Any) -> bool:
         if not one and not scaled:
             return False
         node = node.args[0]
-    raise NotReplaced
+    return False
