@@ -217,6 +217,18 @@ def test_attention_written_out(device, dtype):
     check(lambda q, k, v: functional.softmax(q @ k.mT, 2) @ v, query, key, value, lacks=name)
 
 
+def test_heads_shared_by_several_queries(device):
+    def repeated(x, count):
+        batch, heads, rows, size = x.shape
+        return x[:, :, None].expand(batch, heads, count, rows, size).reshape(batch, heads * count, rows, size)
+
+    query, key, value = (randn(2, heads, 5, 8, device=device) for heads in (6, 2, 2))
+    found = check(lambda q, k, v: attention(q, repeated(k, 3), repeated(v, 3)), query, key, value)
+    assert set(found) <= {"tritonite::attention", "aten::transpose.int", "aten::slice.Tensor"}, found
+    found = check(lambda q, k, v: attention(q, repeated(k, 3), v), query, key, query, has="tritonite::attention")
+    assert "aten::expand" in found
+
+
 def test_symbolic_sizes(device):
     def layer(x, residual, weight, up):
         total = x + residual

@@ -1,6 +1,7 @@
 """Attention written out, softmax(query @ key.mT * scale + mask) @ value, to `tritonite::attention`.
 
-Scores and probabilities are then never in memory, and probabilities are rounded by tiles. A row whose mask is -inf for
+Scores and probabilities are then never in memory, and probabilities are rounded by tiles. Heads of key and value that
+are repeated for several heads of the query are read once. A row whose mask is -inf for
 all keys becomes 0, where the softmax gives nan.
 """
 
@@ -75,6 +76,9 @@ def _replaced(
     mask = match.get("mask")
     rewriter.at(node, (q, k, v, mask))
     key = rewriter.call(aten.transpose.int, k, 2, 3) if key is None else key
+    shared = _unrepeated(key), _unrepeated(v)
+    if shared[0] is not None and shared[1] is not None:
+        key, v = shared
     call = rewriter.call(torch.ops.tritonite.attention.default, q, key, v, scale=float(scale), attn_mask=mask)
     out = rewriter.item(call, 0)
     for user in node.users:
@@ -85,6 +89,19 @@ def _replaced(
                 rows = rewriter.call(aten.transpose.int, out, 1, 2)
                 return {copy: like(rows, copy) for copy in copies}
     return {node: like(rewriter.call(aten.clone.default, out, memory_format=torch.contiguous_format), node)}
+
+
+def _unrepeated(node: Any) -> fx.Node | None:
+    """Return the tensor of which each head is repeated for several heads of the query, or None."""
+    if not is_call(node, *_VIEWS):
+        return None
+    source = node.args[0].args[0] if is_call(node.args[0], aten.clone.default) else node.args[0]
+    if not is_call(source, aten.expand.default) or not is_call(source.args[0], aten.unsqueeze.default):
+        return None
+    heads, dim = source.args[0].args
+    before, after, repeated = heads.meta["val"].shape, node.meta["val"].shape, source.meta["val"].shape
+    kept = same_shape((before[0], *before[2:]), (after[0], *after[2:])) and len(before) == len(after) == 4
+    return heads if dim == 2 and kept and same_shape(before, (*repeated[:2], *repeated[3:])) else None
 
 
 def _unbatched(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
