@@ -59,19 +59,9 @@ class Step:
     arguments: tuple[Slot | ConstantKind, ...]
     dtypes: tuple[torch.dtype, ...] = ()
 
-    @property
-    def result_count(self) -> int:
-        """The number of results."""
-        return len(self.kernel.output_dtypes)
-
 
 class StepTypes(NamedTuple):
-    """The dtypes of a step, and the value by its kernel's operands.
-
-    Attributes:
-        typed: the dtypes of the step.
-        tensors: for each tensor argument, its position among the parameters and its slot.
-    """
+    """The dtypes of a step, and for each tensor argument its position among the parameters and its slot."""
 
     typed: Typed
     tensors: tuple[tuple[int, int], ...]
@@ -93,7 +83,6 @@ class Program(Pointwise):
         names = [f"t{i}" for i in range(tensors)] + [f"n{i}" for i in range(numbers)]
         super().__init__("program", evaluate_program, dict.fromkeys(names, "own"), output_dtypes=(None,) * len(results))
         self.tensors, self.steps, self.results = tensors, steps, results
-        self._typed: dict[Any, Typed] = {}
 
     def _types(self, kinds: tuple[Kind, ...], out_dtypes: tuple[torch.dtype, ...]) -> Typed:
         found = _program_types(self, kinds, torch.get_default_dtype())
