@@ -5,12 +5,11 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import ALL, NUMBERS, category
-from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.ops import aten
-from tritonite.registry import operator, pointwise, scalar_kernel
-from tritonite.runtime.contract import empty, limit
+from tritonite.registry import pointwise
+from tritonite.runtime.contract import limit
 from tritonite.runtime.symbols import limits_of, number_type
 
 
@@ -90,22 +89,25 @@ def _check_value(self, value, *others):
             raise Decline(f"value of dtype {value.dtype} for a tensor of {self.dtype}")
 
 
-@scalar_kernel(own=("mask",), cast=("value",), cpu_numbers=True)
-def masked_fill_kernel(self, mask, value):
-    return tl.where(mask, value, self)
-
-
-@operator("masked_fill", kernels=(masked_fill_kernel,))
-def masked_fill(self, mask, value, outs=()):
-    """where(mask, value, self). A fresh result is contiguous, in whatever layout self is."""
+def _masked_fill_arguments(self, mask, value):
     _check_value(self, value, mask)
     _check_range(self, value)
     if mask.dtype is not torch.bool:
         raise Decline(f"mask of dtype {mask.dtype}; bool is served")
-    if not outs:
-        shape = broadcast_shape((self.shape, mask.shape))
-        outs = (empty(shape, self.dtype, self.device),)
-    return masked_fill_kernel.run((self, mask, value), outs)
+    return self, mask, value
+
+
+@pointwise(
+    "masked_fill",
+    own=("mask",),
+    cast=("value",),
+    prepare=_masked_fill_arguments,
+    contiguous=True,
+    cpu_numbers=True,
+)
+def masked_fill(self, mask, value):
+    """where(mask, value, self). A fresh result is contiguous, in whatever layout self is."""
+    return tl.where(mask, value, self)
 
 
 def _fill_arguments(self, value):

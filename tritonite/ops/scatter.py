@@ -28,7 +28,7 @@ from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.ops import aten
-from tritonite.ops.conditional import masked_fill_kernel
+from tritonite.ops.conditional import masked_fill
 from tritonite.ops.creation import ascending
 from tritonite.ops.indexing import Indexed, check_gathered, check_index, only_dimension, only_mask, without_dimension
 from tritonite.registry import exclude, operator, scalar_kernel
@@ -402,7 +402,7 @@ def _filled_under(self, mask, values, accumulate, outs):
     here = values.device == self.device
     out = destination(self, (mask, values) if here else (mask,), outs, ALL, like=True)
     over = mask[(..., *[None] * (self.dim() - mask.dim()))]
-    return masked_fill_kernel.run((out, over, values.reshape(())), (out,))
+    return masked_fill.run((out, over, values.reshape(())), (out,))
 
 
 # All dtypes but unsigned integers, for which ATen raises.

@@ -3,6 +3,7 @@
 - declare: the decorators `pointwise`, `operator` and `library_operator`, and `scalar_kernel`
 - declaration: a declaration as data, and the list of all declarations
 - op: overloads with a kernel, and the checks of a call before the host function runs
+- programs: declared formulas as steps of programs, and programs as text
 - schema: facts that PyTorch's dispatcher has about operators
 - names: the overloads that a call of one of torch's functions reaches
 - signature: schemas as Python signatures

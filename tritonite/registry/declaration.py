@@ -70,6 +70,7 @@ class Declaration:
         lazy_bits: whether tensors with a lazy conjugation or negation are served; else such calls decline.
         cuda_only: overloads that ATen has on CUDA only.
         prepare: a host function from ATen's arguments to the arguments of the first of `kernels`, or None.
+        formula: the only kernel, if the host function launches it with the prepared arguments and does nothing else.
         watched: whether the host function calls torch, so that a recorder has to see these calls.
         tensors_only: whether a number for a tensor argument declines the call.
         library: set for operators outside ATen.
@@ -93,6 +94,7 @@ class Declaration:
     tensors_only: bool = False
     library: LibraryFormulas | None = None
     prepare: Callable[..., Sequence[Any]] | None = None
+    formula: Pointwise | None = None
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
         """Return whether a schema has this declaration's arguments, ignoring out= arguments."""

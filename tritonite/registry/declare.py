@@ -111,6 +111,7 @@ def pointwise(
                 pinned=frozenset((*pin, *(name for name, role in kernel.parameters.items() if role == "static"))),
                 watched=prepare is not None,
                 prepare=prepare,
+                formula=kernel,
                 **_arguments(prepare or formula),
             )
         )

@@ -8,6 +8,8 @@
 - `blocks.py`: tile sizes, within the limits of `table.py`.
 - `layout.py`: the compile-time parameters of a kernel.
 - `kernels.py`: `elementwise_flat` and `elementwise_tile`, which serve all formulas.
+- `program.py`: `Program`, several formulas in one launch, each on operands and on results of earlier ones.
+- `steps.py`: the formula of all programs, which evaluates the steps.
 
 A call of `x + y.t()`:
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -49,6 +49,18 @@ from tritonite.runtime.locks import brief
 from tritonite.runtime.symbols import Limits, number_type
 
 _ITERATIONS_PER_OPERATOR = 1024
+
+
+class Laid(Protocol):
+    """The metadata of a tensor that decide the strides of a result."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def stride(self) -> Sequence[int]: ...
 
 
 class Fresh(NamedTuple):
@@ -195,9 +207,7 @@ class Pointwise:
             raise Decline(iteration)
         return iteration
 
-    def _after_conversion(
-        self, typed: Typed, strided: dict[int, torch.Tensor]
-    ) -> list[tuple[Sequence[int], Sequence[int]]]:
+    def _after_conversion(self, typed: Typed, strided: Mapping[int, Laid]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Return shapes and strides of operands, as converted to the common dtype where they have another one."""
         integers = typed.common if self.promote is not dtypes.Promotion.INT_TO_FLOAT else typed.results[0]
         common = typed.common if typed.common.is_floating_point else integers
@@ -300,7 +310,7 @@ class Pointwise:
                 kinds.append(ConstantKind(type(value), value))
             else:
                 kinds.append(number_type(value))
-        typed = types_of(self, tuple(kinds), tuple([out.dtype for out in outs]), torch.get_default_dtype())
+        typed = self._types(tuple(kinds), tuple([out.dtype for out in outs]))
         iteration.operands, iteration.limits = typed.operands, typed.limits
         iteration.items = tuple([i for i, how, _ in typed.operands if how == "item"])
         every = [*strided.values(), *outs]
@@ -319,16 +329,29 @@ class Pointwise:
             _check_outputs(outs, shape)
         else:
             if plain and (not typed.with_numbers or 1 not in shape):
-                strides = row_major
-            elif self._contiguous:
-                strides = contiguous_strides(shape)
+                laid = (row_major,) * len(results)
             else:
-                layout = [(value.shape, value.stride()) for value in strided.values()]
-                if iteration.device.type == "cpu":
-                    layout = self._after_conversion(typed, strided)
-                strides = output_strides(shape, layout, typed.with_numbers or bool(scalars))
-            iteration.fresh = tuple([Fresh(shape, strides, dtype) for dtype in results])
+                on_cpu = iteration.device.type == "cpu"
+                laid = self._result_strides(typed, strided, shape, bool(scalars), on_cpu)
+            iteration.fresh = tuple(
+                [Fresh(shape, strides, dtype) for strides, dtype in zip(laid, results, strict=True)]
+            )
         return iteration, typed, strided, shape, plain
+
+    def _types(self, kinds: tuple[Kind, ...], out_dtypes: tuple[torch.dtype, ...]) -> Typed:
+        """Return the dtypes of a call. Raises Decline for dtypes that are not served."""
+        return types_of(self, kinds, out_dtypes, torch.get_default_dtype())
+
+    def _result_strides(
+        self, typed: Typed, strided: Mapping[int, Laid], shape: tuple[int, ...], has_scalars: bool, on_cpu: bool
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the strides that ATen gives each fresh output, for the operands in memory by position."""
+        if self._contiguous:
+            return (contiguous_strides(shape),) * len(typed.results)
+        layout = [(value.shape, value.stride()) for value in strided.values()]
+        if on_cpu:
+            layout = self._after_conversion(typed, strided)
+        return (output_strides(shape, layout, typed.with_numbers or has_scalars),) * len(typed.results)
 
     def _make_iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
         iteration, typed, strided, shape, plain = self._typed_iteration(values, outs)

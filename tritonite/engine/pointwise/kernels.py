@@ -238,7 +238,10 @@ def _evaluate(
                 _masks(LAYOUT, _kinds(LAYOUT, False, i), MASKED),
             )
             values = values + (value.to(_via(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
-    results = fn(*with_constants(values, LAYOUT))
+    if _role(LAYOUT, 0) == "program":
+        results = fn(_dtype(LAYOUT, False, 0), values)
+    else:
+        results = fn(*with_constants(values, LAYOUT))
     if _count(LAYOUT, True) == 1:
         results = (results,)
     for i in tl.static_range(_count(LAYOUT, True)):

@@ -17,9 +17,10 @@ class Operand(NamedTuple):
     compile-time constant, whose value is `dtype`. A loaded value is converted to `via` first, if set, and then to
     `dtype`.
 
-    `role` is "index" for coordinates, "integers" for numbers of the index type, "pointer" for a gathered operand, and
-    "" for all others. `components` are the positions of the coordinates, of the integers, or of a gathered operand's
-    strides. `component_kinds` are their stride kinds. If `is_tuple`, the formula receives a tuple of them.
+    `role` is "index" for coordinates, "integers" for numbers of the index type, "pointer" for a gathered operand,
+    "program" for the steps of a program, and "" for all others. `components` are the positions of the coordinates, of
+    the integers, or of a gathered operand's strides. `component_kinds` are their stride kinds. If `is_tuple`, the
+    formula receives a tuple of them.
     """
 
     position: Any

@@ -127,7 +127,7 @@ class KernelTypes:
 
 
 @functools.lru_cache(maxsize=VARIANTS)
-def _kernel_types(
+def kernel_types(
     formula: Any,
     parameters: tuple[Operand, ...],
     constant_types: tuple[type, ...],
@@ -137,6 +137,7 @@ def _kernel_types(
     narrowest: int,
     asserting: bool,
 ) -> KernelTypes:
+    """Return the object for these parameters."""
     return KernelTypes(formula, parameters, results, pointers, itemsize, narrowest, asserting)
 
 
@@ -151,6 +152,8 @@ class Typed:
     limits: tuple[tuple[int, Limits], ...]
     with_numbers: bool
     kernel: KernelTypes
+    # The types of a program's numbers.
+    number_types: tuple[type, ...] = ()
 
 
 @functools.lru_cache(maxsize=VARIANTS)
@@ -231,7 +234,7 @@ def types_of(
         else own
         for own in parameters
     ]
-    kernel = _kernel_types(
+    kernel = kernel_types(
         formula.formula,
         tuple(parameters),
         tuple([type(own.dtype) for own in parameters]),

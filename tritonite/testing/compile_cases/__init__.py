@@ -25,6 +25,7 @@ for _engine in (
     "moe",
     "norms",
     "optim",
+    "programs",
     "quantized",
     "rows",
     "searching",

@@ -1,0 +1,44 @@
+"""Patterns of ATen's operators, each a function beside the fused operator that it becomes.
+
+They run on graphs of inference, after AOTAutograd and without decompositions, before the remaining pointwise operators
+become programs. A pattern checks shapes, dtypes and strides by the fake tensors in `node.meta["val"]`, and the fused
+operator's own fake function decides what is served. Results differ within the resolution of the dtype, where the fused
+operator rounds fewer intermediate values.
+
+- norms.py: root mean square norms, and norms of sums
+- gated.py: products with an activation
+- products.py: products with a bias and an activation
+- rotary.py: rotary position embedding
+- losses.py: cross entropy
+- attention.py: attention written out
+- matching.py, rewrite.py: expressions in graphs, and their replacement
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+import tritonite.fused  # noqa: F401 - registers its operators
+from tritonite.graph.patterns.attention import attention_written_out
+from tritonite.graph.patterns.gated import gated_activation
+from tritonite.graph.patterns.losses import cross_entropy
+from tritonite.graph.patterns.norms import layer_norm, rms_norm
+from tritonite.graph.patterns.products import addmm_activation
+from tritonite.graph.patterns.rewrite import Rewriter, Rule
+from tritonite.graph.patterns.rotary import rotary_embedding
+
+RULES: tuple[Rule, ...] = (
+    attention_written_out,
+    cross_entropy,
+    rms_norm,
+    layer_norm,
+    rotary_embedding,
+    addmm_activation,
+    gated_activation,
+)
+
+
+def fuse_patterns(module: fx.GraphModule) -> None:
+    """Replace every match of a rule by its fused operator."""
+    if Rewriter(module.graph).apply(RULES):
+        module.recompile()
