@@ -35,7 +35,7 @@ def warm(
     for name in known_models(model):
         for size in batch or [1]:
             for length in tokens or [usual_prompt()]:
-                passes = models.phases(name, kind, size, length, tiny, train=train, channels_last=channels_last)
+                passes = models.phases(name, models.Workload(kind, size, length, tiny, channels_last), train)
                 for phase in passes:
                     with contextlib.nullcontext() if phase.trains else torch.inference_mode():
                         done = tritonite.warm(phase.forward, jobs=jobs)
