@@ -53,7 +53,7 @@ def overloads() -> dict[str, Op]:
 
 def __getattr__(name: str) -> _Any:
     # Importing `fused` registers its operators, and `optim` imports torch.optim, which takes time; do so on first use.
-    if name in ("fused", "nn", "optim"):
+    if name in ("fused", "graph", "nn", "optim"):
         return _importlib.import_module(f"tritonite.{name}")
     if name in ("patch", "unpatch"):
         return getattr(_importlib.import_module("tritonite.patching"), name)

@@ -62,6 +62,12 @@ class InvalidArgument(TritoniteError, TypeError):
     template = "{name} takes {expected} for {parameter}, not {given}"
 
 
+class InvalidOptions(TritoniteError, ValueError):
+    """Raised for a mode or an option of torch.compile that the backend does not have."""
+
+    template = 'torch.compile(backend="tritonite"): {reason}'
+
+
 class InvalidSetting(TritoniteError):
     """Raised for an environment variable with an invalid value."""
 

@@ -1,0 +1,173 @@
+"""A compiled graph: its calls, and a bounded number of plans by shape."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.graph import increment_version
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from tritonite import devices
+from tritonite.errors import Decline
+from tritonite.graph.execute import execute
+from tritonite.graph.interpret import interpret
+from tritonite.graph.lowered import Lowered, lower
+from tritonite.graph.plan import GraphPlan
+from tritonite.graph.recording import record_graph
+from tritonite.install import direct
+from tritonite.install.override import native_dispatcher, use_gems
+from tritonite.runtime import contract
+from tritonite.runtime.launch import active_hooks
+from tritonite.runtime.locks import brief
+from tritonite.runtime.opaque import opaque
+
+DEFAULT_SHAPES = 64
+_CUSTOM_OPERATORS = "_AnalyzeCustomOpInputOutputMode"
+
+
+class CompiledGraph:
+    """A graph of ATen's operators that runs as one plan for each shape.
+
+    A call takes a list of inputs, which it empties, and returns a list of outputs. Without a plan for the inputs' shape
+    the call is recorded. A graph that no plan can describe is interpreted, for the reason in `reason`.
+    """
+
+    def __init__(self, module: fx.GraphModule, selected: frozenset[str], shapes: int = DEFAULT_SHAPES) -> None:
+        # Tells AOTAutograd that a call takes a list; Dynamo copies attributes of the instance only.
+        self._boxed_call = True
+        self.lowered: Lowered = lower(module, selected)
+        self.reason = "sizes depend on data" if self.lowered.data_dependent else ""
+        self._selected = selected
+        self.replayed = self.recorded = self.interpreted = 0
+        self._shapes = shapes
+        self._plans: OrderedDict[Hashable, GraphPlan | str] = OrderedDict()
+        if not self.reason and not devices.current.interpreted and native_dispatcher() is None:
+            self.reason = "the native dispatcher is not in use"
+
+    @property
+    def plans(self) -> list[GraphPlan]:
+        """The plans that are kept, the one used last at the end."""
+        with brief:
+            return [plan for plan in self._plans.values() if isinstance(plan, GraphPlan)]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the graph, or a shape of it, has no plan."""
+        with brief:
+            found = {plan for plan in self._plans.values() if isinstance(plan, str)}
+        return [self.reason] if self.reason else sorted(found)
+
+    @opaque
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        with torch.no_grad():
+            if torch._C._len_torch_dispatch_stack():
+                if not self._may_leave(_get_current_dispatch_mode_stack()):
+                    return self._dispatch(inputs)
+                with _disable_current_modes():
+                    return self(inputs)
+            if not direct.in_memory(inputs):
+                return self._dispatch(inputs)
+            with contract.under(contract.settings()):
+                return self._run(inputs)
+
+    def _may_leave(self, modes: list[Any]) -> bool:
+        """Return whether no dispatch mode has anything to do: AOTAutograd checks custom operators in a first call."""
+        return not self.lowered.has_custom and {type(mode).__name__ for mode in modes} == {_CUSTOM_OPERATORS}
+
+    def _dispatch(self, inputs: list[Any]) -> list[Any]:
+        """Run the calls through PyTorch's dispatcher, for dispatch modes and tensors that kernels cannot read directly."""
+        self.interpreted += 1
+        settings = contract.settings()
+        with use_gems(self._selected, faster_only=settings.faster_only, invariant=settings.invariant):
+            return interpret(self.lowered, inputs, overloads=True)
+
+    def _run(self, inputs: list[Any]) -> list[Any]:
+        if self.reason or _is_watched() or contract.is_capturing():
+            return self._interpret(inputs)
+        key = _key(inputs)
+        with brief:
+            plan = self._plans.get(key)
+            if plan is not None:
+                self._plans.move_to_end(key)
+        if plan is None:
+            device = _device(inputs)
+            outputs, plan = record_graph(self.lowered, inputs, device)
+            with brief:
+                self.recorded += 1
+                self._plans[key] = plan
+                if len(self._plans) > self._shapes:
+                    self._plans.popitem(last=False)
+            return outputs
+        if isinstance(plan, str):
+            return self._interpret(inputs)
+        return self._replay(plan, inputs)
+
+    def _interpret(self, inputs: list[Any]) -> list[Any]:
+        self.interpreted += 1
+        return interpret(self.lowered, inputs)
+
+    def _replay(self, plan: GraphPlan, inputs: list[Any]) -> list[Any]:
+        given = [*inputs, *self.lowered.constants.values()]
+        state = torch.get_rng_state() if plan.draws and devices.current.interpreted else None
+        try:
+            outputs = execute(plan, given)
+        except Decline:
+            # A kernel's assertion has failed in the interpreter. The calls are made again, for ATen's error.
+            if state is not None:
+                torch.set_rng_state(state)
+            return self._interpret(inputs)
+        inputs.clear()
+        for i in plan.written:
+            increment_version(given[i])
+        self.replayed += 1
+        return outputs
+
+
+def _is_watched() -> bool:
+    """Return whether launches have to go through Triton, whose hooks a profiler listens to."""
+    return active_hooks() != (None, None)
+
+
+def _device(inputs: list[Any]) -> torch.device:
+    """Return the device of the first input that is on a device of this kind, or the current one."""
+    kind = devices.current.type
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and value.device.type == kind:
+            return value.device
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _key(inputs: list[Any]) -> Hashable:
+    """Return all facts about a call that the steps of its plan depend on."""
+    words: list[Any] = [contract.settings(), _ambient()]
+    first: dict[int, int] = {}
+    for i, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            words.append((type(value), value))
+            continue
+        if value.layout is not torch.strided:
+            words.append((value.layout, value.dtype, value.device))
+            continue
+        address = value.data_ptr()
+        shared = first.setdefault(address, i) if address else i
+        bits = (address % 16 != 0, value.is_neg(), value.is_conj(), shared)
+        words.append((value.dtype, value.device, value.shape, value.stride(), bits))
+    return tuple(words)
+
+
+def _ambient() -> tuple[Any, ...]:
+    """Return torch's settings that results may depend on."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.backends.cudnn.enabled,
+        torch.backends.mkldnn.enabled,
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,
+    )
