@@ -16,10 +16,11 @@ from tritonite.errors import Decline
 from tritonite.graph.execute import execute
 from tritonite.graph.interpret import interpret
 from tritonite.graph.lowered import Lowered, lower
+from tritonite.graph.operators import scope
 from tritonite.graph.plan import GraphPlan
 from tritonite.graph.recording import record_graph
 from tritonite.install import direct
-from tritonite.install.override import native_dispatcher, use_gems
+from tritonite.install.override import native_dispatcher
 from tritonite.runtime import contract
 from tritonite.runtime.launch import active_hooks
 from tritonite.runtime.locks import brief
@@ -40,7 +41,7 @@ class CompiledGraph:
         # Tells AOTAutograd that a call takes a list; Dynamo copies attributes of the instance only.
         self._boxed_call = True
         self.lowered: Lowered = lower(module, selected)
-        self.reason = "sizes depend on data" if self.lowered.data_dependent else ""
+        self.reason = ""
         self._selected = selected
         self.replayed = self.recorded = self.interpreted = 0
         self._shapes = shapes
@@ -81,8 +82,7 @@ class CompiledGraph:
     def _dispatch(self, inputs: list[Any]) -> list[Any]:
         """Run the calls through PyTorch's dispatcher, for dispatch modes and tensors that kernels cannot read directly."""
         self.interpreted += 1
-        settings = contract.settings()
-        with use_gems(self._selected, faster_only=settings.faster_only, invariant=settings.invariant):
+        with scope(self._selected, contract.settings()):
             return interpret(self.lowered, inputs, overloads=True)
 
     def _run(self, inputs: list[Any]) -> list[Any]:

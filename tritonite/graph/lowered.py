@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from tritonite.graph.operators import Served, function_of
+from tritonite.graph.operators import KNOWN, Served, function_of
 from tritonite.runtime.nested import retyped
-
-# Namespaces whose operators have results of their own, unless their schemas say otherwise.
-_KNOWN = frozenset(("aten", "prims", "tritonite", "tritonite_dynamic", "tritonite_optim", "_c10d_functional"))
-
 
 @dataclass(frozen=True)
 class Value:
@@ -37,7 +34,7 @@ class Call:
         nested: whether some `Value` is inside a tuple, a list, a slice or a dict.
         result: the index of the result.
         last: indices of the values that no later call needs.
-        data_dependent: whether the sizes of the results depend on data.
+        data_dependent: whether the results are numbers that depend on data, or tensors with such sizes.
     """
 
     name: str
@@ -67,15 +64,10 @@ class Lowered:
     single: bool
 
     @property
-    def data_dependent(self) -> bool:
-        """True if a size in the graph depends on data."""
-        return any(call.data_dependent for call in self.calls)
-
-    @property
     def has_custom(self) -> bool:
         """True if the graph calls an operator of a user's library."""
         overloads = [call.target for call in self.calls if isinstance(call.target, OpOverload)]
-        return any(overload.namespace not in _KNOWN for overload in overloads)
+        return any(overload.namespace not in KNOWN for overload in overloads)
 
 
 def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
@@ -183,7 +175,8 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _is_data_dependent(node: fx.Node) -> bool:
-    if node.meta.get("unbacked_bindings"):
-        return True
+    """Return whether a node's results, or their sizes, are numbers that depend on data."""
+    if "val" in node.meta:
+        return bool(free_unbacked_symbols(node.meta["val"]))
     tags = getattr(node.target, "tags", ())
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags

@@ -30,7 +30,7 @@ class Lifetime(NamedTuple):
 def with_arena(plan: GraphPlan) -> GraphPlan:
     """Return a plan whose buffers share the arena where no result of the graph, and nobody else, keeps their memory."""
     first, last = dict[int, int](), dict[int, int]()
-    own: set[int] = {0}
+    own = {0} | plan.unshared
     for i, step in enumerate(plan.steps):
         for source in _sources(step):
             if source.is_buffer:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 from tritonite import registry
 from tritonite.errors import Decline, Unsupported
 from tritonite.install import direct, library
-from tritonite.install.override import native_dispatcher
+from tritonite.install.override import native_dispatcher, use_gems
 from tritonite.registry import Op
-from tritonite.runtime import stats
+from tritonite.runtime import contract, stats
+
+# Namespaces whose operators call no operator that a user sees, and whose results are as their schemas say.
+KNOWN = frozenset(("aten", "prims", "tritonite", "tritonite_dynamic", "tritonite_optim", "_c10d_functional"))
 
 
 class Served:
@@ -58,13 +62,38 @@ class NativelyServed(Served):
         return dispatcher.call(self.op.overload, self.in_schema_order(args, kwargs))
 
 
+class Scoped:
+    """A call of a user's operator or of a higher-order operator, which calls ATen's operators itself.
+
+    These run as Triton kernels, too, as they do when Tritonite is enabled.
+    """
+
+    def __init__(self, target: Callable[..., Any], selected: frozenset[str]) -> None:
+        self.target, self._selected = target, selected
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with scope(self._selected, contract.settings()):
+            return self.target(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=64)
+def scope(selected: frozenset[str], settings: contract.Settings) -> use_gems:
+    """Return a scope in which the overloads of `selected` run as Triton kernels."""
+    chosen: use_gems = use_gems(selected, faster_only=settings.faster_only, invariant=settings.invariant)
+    return chosen
+
+
 def function_of(target: Any, selected: frozenset[str]) -> Callable[..., Any]:
     """Return the function that runs a node's target.
 
     An overload outside ATen, or in `selected`, runs Tritonite's kernel. Every other target runs itself.
     """
+    if isinstance(target, HigherOrderOperator):
+        return Scoped(target, selected)
     if not isinstance(target, OpOverload):
         return target
+    if target.namespace not in KNOWN:
+        return Scoped(target, selected)
     qualified = target.name()
     op = library.registered().get(qualified)
     if op is None and (name := qualified.removeprefix("aten::")) in selected:

@@ -86,6 +86,7 @@ class GraphPlan:
         buffers: memory to allocate, None for the result of a step.
         results: for each output, a `Source` for a whole input or buffer, a `View`, or ("value", a number or None).
         written: indices of the inputs that steps write.
+        unshared: buffers that stay outside the arena, because a tensor of a data-dependent size is a view of one.
         notes: a note for each call, for `explain`.
         unplanned: bytes that the buffers in the arena would need without sharing.
     """
@@ -96,6 +97,7 @@ class GraphPlan:
     steps: list[GraphStep] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     written: tuple[int, ...] = ()
+    unshared: set[int] = field(default_factory=set)
     notes: list[Note] = field(default_factory=list)
     unplanned: int = 0
 

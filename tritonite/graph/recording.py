@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from tritonite.errors import Decline
 from tritonite.graph.interpret import arguments, started
-from tritonite.graph.lowered import Call, Lowered, filled
+from tritonite.graph.lowered import Call, Lowered, Value, filled
 from tritonite.graph.memory import with_arena
 from tritonite.graph.operators import Served, is_view
 from tritonite.graph.plan import CallStep, ClearStep, DrawStep, GraphBuffer, GraphPlan, HoldStep, Note
@@ -66,6 +66,8 @@ class GraphRecorder:
         # The layout of each input and of each result of a step, by (whether it is a buffer, number).
         self._whole: dict[tuple[bool, int], Any] = {}
         self._written: set[int] = set()
+        # Buffers of numbers and tensors that depend on data.
+        self._data_dependent: set[int] = set()
         self._draws = 0
 
     def begin(self, values: list[Any]) -> None:
@@ -85,6 +87,10 @@ class GraphRecorder:
             return call.function(*args, **kwargs)
         origins = [filled(item, self.origins) for item in call.args]
         named = {name: filled(item, self.origins) for name, item in call.kwargs.items()}
+        if call.data_dependent or self._depends_on_data([origins, named]):
+            result = call.function(*args, **kwargs)
+            self._called(call, call.function, result, (args, kwargs), (origins, named), "sizes depend on data")
+            return result
         if isinstance(call.function, Served):
             return self._served(call, call.function, (args, kwargs), (origins, named))
         if not isinstance(call.target, OpOverload):
@@ -100,13 +106,14 @@ class GraphRecorder:
         if self.reason:
             return self.reason
         for output, value in zip(self._lowered.outputs, outputs, strict=True):
-            if not isinstance(value, torch.Tensor):
+            origin = filled(output, self.origins) if isinstance(output, Value) else None
+            if not isinstance(value, torch.Tensor) and origin is None:
                 self._plan.results.append(("value", value))
                 continue
-            origin = self.origins[output.index]
             if origin is None:
                 return "an output without memory of its own"
-            self._plan.results.append(self._described(value, origin))
+            dynamic = self._depends_on_data(origin)
+            self._plan.results.append(origin if dynamic else self._described(value, origin))
         self._plan.written = tuple(sorted(self._written))
         return with_arena(self._plan)
 
@@ -227,7 +234,7 @@ class GraphRecorder:
             args = [self._argument(item, place, owners) for item, place in zip(given[0], origins[0], strict=True)]
             kwargs = {name: self._argument(item, origins[1][name], owners) for name, item in given[1].items()}
             results: list[tuple[tuple[int, ...], int]] = []
-            found = self._found(result, owners, results, ())
+            found = self._found(result, owners, results, (), call.data_dependent)
         except Unplannable as unplannable:
             self.reason = f"{call.name}: {unplannable}"
             return
@@ -243,6 +250,10 @@ class GraphRecorder:
 
     def _argument(self, value: Any, origin: Any, owners: dict[int, tuple[torch.Tensor, Source]]) -> Any:
         """Return an argument of a `CallStep`, and note its tensors in `owners` by their storage."""
+        if isinstance(origin, Source) and self._depends_on_data(origin):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                owners.setdefault(value.untyped_storage()._cdata, (value, origin))
+            return origin
         if isinstance(value, torch.Tensor):
             if origin is None:
                 raise Unplannable("a tensor without memory")
@@ -251,27 +262,54 @@ class GraphRecorder:
         if isinstance(value, (list, tuple)) and origin is not None:
             items = [self._argument(item, place, owners) for item, place in zip(value, origin, strict=True)]
             return retyped(value, items) if isinstance(value, tuple) else items
-        if isinstance(value, dict) and any(True for _ in _tensors(value)):
+        if isinstance(value, slice) and self._depends_on_data(origin):
+            raise Unplannable("a slice by a number that depends on data")
+        if isinstance(value, dict) and (self._depends_on_data(origin) or any(True for _ in _tensors(value))):
             raise Unplannable("tensors in a dict")
         return value
 
-    def _found(self, result: Any, owners: dict[int, Any], results: list[Any], path: tuple[int, ...]) -> Any:
-        """Return the origin of a call's result. A fresh tensor becomes a buffer, added to `results`."""
+    def _found(
+        self, result: Any, owners: dict[int, Any], results: list[Any], path: tuple[int, ...], data_dependent: bool
+    ) -> Any:
+        """Return the origin of a call's result. A fresh tensor becomes a buffer, added to `results`.
+
+        So does every number or tensor that depends on data. The memory behind such a tensor is not shared.
+        """
         if isinstance(result, (list, tuple)):
-            return tuple([self._found(item, owners, results, (*path, i)) for i, item in enumerate(result)])
-        if not isinstance(result, torch.Tensor):
+            items = enumerate(result)
+            return tuple([self._found(item, owners, results, (*path, i), data_dependent) for i, item in items])
+        is_tensor = isinstance(result, torch.Tensor)
+        if not is_tensor and not data_dependent:
             return None
-        if not _is_plain(result):
+        if is_tensor and not _is_plain(result) and not data_dependent:
             raise Unplannable("a result that is not an ordinary strided tensor")
-        owner = owners.get(result.untyped_storage()._cdata)
+        owner = owners.get(result.untyped_storage()._cdata) if is_tensor and result.layout is torch.strided else None
         if owner is not None:
             tensor, origin = owner
-            return origin._replace(offset=origin.offset + _start(result) - _start(tensor))
+            if not data_dependent and not self._depends_on_data(origin):
+                return origin._replace(offset=origin.offset + _start(result) - _start(tensor))
+            if origin.is_buffer:
+                self._plan.unshared.add(origin.number)
+            data_dependent = True
         self._plan.buffers.append(None)
-        results.append((path, len(self._plan.buffers) - 1))
-        origin = self._base(True, len(self._plan.buffers) - 1, result)
+        number = len(self._plan.buffers) - 1
+        results.append((path, number))
+        if data_dependent:
+            self._data_dependent.add(number)
+            return Source(True, number, 0)
+        origin = self._base(True, number, result)
         owners[result.untyped_storage()._cdata] = result, origin
         return origin
+
+    def _depends_on_data(self, origins: Any) -> bool:
+        """Return whether one of the origins is a number or a tensor that depends on data."""
+        if isinstance(origins, Source):
+            return origins.is_buffer and origins.number in self._data_dependent
+        if isinstance(origins, slice):
+            return self._depends_on_data((origins.start, origins.stop, origins.step))
+        if isinstance(origins, dict):
+            return self._depends_on_data(list(origins.values()))
+        return isinstance(origins, (list, tuple)) and any(map(self._depends_on_data, origins))
 
     def _base(self, is_buffer: bool, number: int, tensor: torch.Tensor) -> Source:
         self._whole[is_buffer, number] = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
