@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from tritonite import devices
 from tritonite.errors import Decline
+from tritonite.graph import native
 from tritonite.graph.execute import execute
 from tritonite.graph.interpret import interpret
 from tritonite.graph.lowered import Lowered, lower
@@ -30,6 +31,13 @@ DEFAULT_SHAPES = 64
 _CUSTOM_OPERATORS = "_AnalyzeCustomOpInputOutputMode"
 
 
+class _Kept(NamedTuple):
+    """A plan, and the same as an object of the native dispatcher, or None."""
+
+    plan: GraphPlan
+    native: Any
+
+
 class CompiledGraph:
     """A graph of ATen's operators that runs as one plan for each shape.
 
@@ -45,7 +53,7 @@ class CompiledGraph:
         self._selected = selected
         self.replayed = self.recorded = self.interpreted = 0
         self._shapes = shapes
-        self._plans: OrderedDict[Hashable, GraphPlan | str] = OrderedDict()
+        self._plans: OrderedDict[Hashable, _Kept | str] = OrderedDict()
         if not self.reason and not devices.current.interpreted and native_dispatcher() is None:
             self.reason = "the native dispatcher is not in use"
 
@@ -53,7 +61,7 @@ class CompiledGraph:
     def plans(self) -> list[GraphPlan]:
         """The plans that are kept, the one used last at the end."""
         with brief:
-            return [plan for plan in self._plans.values() if isinstance(plan, GraphPlan)]
+            return [kept.plan for kept in self._plans.values() if isinstance(kept, _Kept)]
 
     @property
     def reasons(self) -> list[str]:
@@ -86,36 +94,45 @@ class CompiledGraph:
             return interpret(self.lowered, inputs, overloads=True)
 
     def _run(self, inputs: list[Any]) -> list[Any]:
-        if self.reason or _is_watched() or contract.is_capturing():
+        capturing = contract.is_capturing()
+        if self.reason or _is_watched():
             return self._interpret(inputs)
-        key = _key(inputs)
+        key = (contract.settings().bits, native.key(inputs) or _key(inputs))
         with brief:
-            plan = self._plans.get(key)
-            if plan is not None:
+            kept = self._plans.get(key)
+            if kept is not None:
                 self._plans.move_to_end(key)
-        if plan is None:
-            device = _device(inputs)
-            outputs, plan = record_graph(self.lowered, inputs, device)
-            with brief:
-                self.recorded += 1
-                self._plans[key] = plan
-                if len(self._plans) > self._shapes:
-                    self._plans.popitem(last=False)
-            return outputs
-        if isinstance(plan, str):
+        if isinstance(kept, str) or (capturing and (kept is None or kept.plan.draws)):
             return self._interpret(inputs)
-        return self._replay(plan, inputs)
+        return self._record(key, inputs) if kept is None else self._replay(kept, inputs)
+
+    def _record(self, key: Hashable, inputs: list[Any]) -> list[Any]:
+        outputs, plan = record_graph(self.lowered, inputs, _device(inputs))
+        if isinstance(plan, GraphPlan):
+            kept: _Kept | str = _Kept(plan, native.compiled(plan, self.lowered.inputs + len(self.lowered.constants)))
+        else:
+            kept = plan
+        dropped = None
+        with brief:
+            self.recorded += 1
+            self._plans[key] = kept
+            if len(self._plans) > self._shapes:
+                _, dropped = self._plans.popitem(last=False)
+        del dropped
+        return outputs
 
     def _interpret(self, inputs: list[Any]) -> list[Any]:
         self.interpreted += 1
         return interpret(self.lowered, inputs)
 
-    def _replay(self, plan: GraphPlan, inputs: list[Any]) -> list[Any]:
-        given = [*inputs, *self.lowered.constants.values()]
+    def _replay(self, kept: _Kept, inputs: list[Any]) -> list[Any]:
+        given, plan = [*inputs, *self.lowered.constants.values()], kept.plan
         state = torch.get_rng_state() if plan.draws and devices.current.interpreted else None
         try:
-            outputs = execute(plan, given)
+            outputs = execute(plan, given) if kept.native is None else kept.native.run(given)
         except Decline:
+            outputs = None
+        if outputs is None:
             # A kernel's assertion has failed in the interpreter. The calls are made again, for ATen's error.
             if state is not None:
                 torch.set_rng_state(state)
@@ -143,7 +160,7 @@ def _device(inputs: list[Any]) -> torch.device:
 
 def _key(inputs: list[Any]) -> Hashable:
     """Return all facts about a call that the steps of its plan depend on."""
-    words: list[Any] = [contract.settings(), _ambient()]
+    words: list[Any] = [_ambient()]
     first: dict[int, int] = {}
     for i, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
