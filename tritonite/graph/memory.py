@@ -172,7 +172,7 @@ def _mapped(step: GraphStep, source: _Mapping, moved: dict[int, int], whole: dic
         results = tuple((path, moved[number]) for path, number in step.results)
         args = tuple(_mapped_argument(item, source, whole) for item in step.args)
         kwargs = {name: _mapped_argument(item, source, whole) for name, item in step.kwargs.items()}
-        return CallStep(step.function, args, kwargs, results)
+        return step._replace(args=args, kwargs=kwargs, results=results)
     return step
 
 

@@ -46,6 +46,8 @@ def _like(buffer: GraphBuffer) -> torch.Tensor:
 def _call(step: CallStep) -> tuple[Any, ...]:
     """Return a call as the dispatcher takes it: by PyTorch's dispatcher where that suffices, else by Python."""
     function = step.function
+    if step.numbers:
+        return "python", function, step.args, step.kwargs, step.results
     if isinstance(function, Served):
         return "boxed", function.op.overload, True, function.in_schema_order(step.args, step.kwargs), step.results
     if isinstance(function, OpOverload):

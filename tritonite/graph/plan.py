@@ -49,13 +49,15 @@ class CallStep(NamedTuple):
     """Call a function that no launch can replace, such as an operator of ATen's.
 
     `args` and `kwargs` have a `View`, or a `Source` for a whole buffer or input, in the place of each tensor. `results`
-    has a pair for each fresh tensor that the function returns: the indices that lead to it, and its buffer.
+    has a pair for each fresh tensor that the function returns: the indices that lead to it, and its buffer. `numbers`
+    tells whether an argument or a result is a number that depends on data.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[tuple[tuple[int, ...], int], ...]
+    numbers: bool = False
 
 
 class FreeStep(NamedTuple):

@@ -245,7 +245,8 @@ class GraphRecorder:
             return
         for place in _mutated(call.target, origins):
             self._writes(place)
-        self._plan.steps.append(CallStep(function, tuple(args), kwargs, tuple(results)))
+        numbers = call.data_dependent or self._numbers_depend([*given[0], *given[1].values()], [*origins[0], *origins[1].values()])
+        self._plan.steps.append(CallStep(function, tuple(args), kwargs, tuple(results), numbers))
         self._plan.notes.append(Note(call.name, name, 0, reason, False))
 
     def _argument(self, value: Any, origin: Any, owners: dict[int, tuple[torch.Tensor, Source]]) -> Any:
@@ -310,6 +311,12 @@ class GraphRecorder:
         if isinstance(origins, dict):
             return self._depends_on_data(list(origins.values()))
         return isinstance(origins, (list, tuple)) and any(map(self._depends_on_data, origins))
+
+    def _numbers_depend(self, value: Any, origin: Any) -> bool:
+        """Return whether a number among some arguments depends on data."""
+        if isinstance(value, (list, tuple)) and isinstance(origin, (list, tuple)) and not isinstance(origin, Source):
+            return any(map(self._numbers_depend, value, origin))
+        return not isinstance(value, torch.Tensor) and self._depends_on_data(origin)
 
     def _base(self, is_buffer: bool, number: int, tensor: torch.Tensor) -> Source:
         self._whole[is_buffer, number] = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
