@@ -31,6 +31,7 @@ __all__ = [
     "enable",
     "explain",
     "fused",
+    "graph",
     "libentry",
     "nn",
     "ops",
@@ -38,6 +39,7 @@ __all__ = [
     "overloads",
     "patch",
     "pointwise_dynamic",
+    "record",
     "report",
     "reset_stats",
     "stats",
@@ -55,6 +57,8 @@ def __getattr__(name: str) -> _Any:
     # Importing `fused` registers its operators, and `optim` imports torch.optim, which takes time; do so on first use.
     if name in ("fused", "graph", "nn", "optim"):
         return _importlib.import_module(f"tritonite.{name}")
+    if name == "record":
+        return _importlib.import_module("tritonite.graph").record
     if name in ("patch", "unpatch"):
         return getattr(_importlib.import_module("tritonite.patching"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -68,6 +68,15 @@ class InvalidOptions(TritoniteError, ValueError):
     template = 'torch.compile(backend="tritonite"): {reason}'
 
 
+class RecordedWithoutGradient(TritoniteError):
+    """Raised by a function of `tritonite.record` whose results would need a gradient."""
+
+    template = (
+        "the results of {name} would need a gradient, and a recorded function has none. Call it under "
+        'torch.no_grad(), or use torch.compile(backend="tritonite").'
+    )
+
+
 class InvalidSetting(TritoniteError):
     """Raised for an environment variable with an invalid value."""
 
