@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tritonite.errors import RecordedWithoutGradient
 from tritonite.graph.compiled import CompiledGraph
@@ -28,16 +29,29 @@ class _Traced(NamedTuple):
 
 
 class _Unwritten(OpaqueMode):
-    """A mode in which tensors that a traced function refers to stay as they are.
+    """A mode after which tensors that a traced function writes have their values from before.
 
     make_fx computes with small constants while it traces, and would count a batch in a norm's statistics.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func._schema.is_mutable:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        return func(*args, **kwargs)
+            for value in pytree.tree_leaves((args, kwargs)):
+                if type(value) is torch.Tensor and id(value) not in self._before:
+                    with _disable_current_modes():
+                        self._before[id(value)] = value, value.clone()
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        with _disable_current_modes(), torch.no_grad():
+            for value, before in self._before.values():
+                if not torch.equal(value, before):
+                    value.copy_(before)
 
 
 class Recorded:
