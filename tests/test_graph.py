@@ -12,9 +12,6 @@ from torch.utils.checkpoint import checkpoint
 import tritonite
 from tritonite.graph import backend
 
-import conftest  # isort: skip
-
-
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
@@ -88,13 +85,15 @@ def test_arguments_are_changed_in_place(device):
     check(function, torch.randn(3, 4, device=device), torch.randn(3, 4, device=device))
 
 
-def test_a_change_in_place_counts_as_one(device):
-    x = torch.randn(4, device=device)
+def test_a_change_in_place_is_seen_by_autograd(device):
     function = compiled(lambda x: x.add_(1).sum())
     for _ in range(3):
-        before = x._version
+        x = torch.randn(4, device=device)
+        weight = torch.randn(4, device=device, requires_grad=True)
+        product = x * weight
         function(x)
-        assert x._version == before + 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
 
 
 def test_buffers_of_a_module(device):
@@ -152,27 +151,29 @@ def test_every_call_draws_anew(device):
         assert_same(drawn, [F.dropout(x, 0.5) for _ in range(3)])
 
 
-def test_autocast(device):
+def test_autocast_within_a_graph(device):
     def function(x, w):
         with torch.autocast(device, dtype=torch.bfloat16):
-            return (x @ w).float().softmax(-1) @ w
+            return (x @ w).float().softmax(-1)
 
-    x, w = torch.randn(4, 16, device=device), torch.randn(16, 16, device=device, requires_grad=True)
-    check(function, x, w)
-    torch._dynamo.reset()
+    check(function, torch.randn(4, 16, device=device), torch.randn(16, 16, device=device, requires_grad=True))
 
+
+def test_autocast_around_a_graph(device):
     def within(function):
-        def call(x, w):
+        def call(*args):
             with torch.autocast(device, dtype=torch.bfloat16):
-                return function(x, w)
+                return function(*args)
 
         return call
 
-    function = lambda x, w: F.gelu(x @ w) @ w
+    function = lambda x, v, w: F.gelu(x @ v) @ w
+    x, v, w = (torch.randn(8, 8, device=device, requires_grad=i > 0) for i in range(3))
     with tritonite.use_gems():
-        expected = run(within(function), (x, w))
+        expected = run(within(function), (x, v, w))
+    again = within(compiled(function))
     for _ in range(2):
-        for actual, wanted in zip(run(within(compiled(function)), (x, w)), expected, strict=True):
+        for actual, wanted in zip(run(again, (x, v, w)), expected, strict=True):
             assert_same(actual, wanted)
 
 
@@ -207,10 +208,10 @@ def test_a_new_shape_is_recorded_and_not_compiled(device):
 
 
 def test_the_number_of_plans_is_bounded(device):
-    again = compiled(lambda x: (x + 1).exp(), dynamic=True, options={"shapes": 2})
+    again = compiled(lambda x: x * 2 + 1, dynamic=True, options={"shapes": 2})
     for length in (3, 4, 5, 5):
         x = torch.randn(length, device=device)
-        assert_same([again(x)], [(x + 1).exp()]) if device == "cpu" else again(x)
+        assert_same([again(x)], [x * 2 + 1])
     (graph,) = backend.graphs
     assert len(graph.plans) == 2 and graph.replayed == 1
 
@@ -340,17 +341,6 @@ def test_threads(device):
     assert_same(actual, expected)
 
 
-def test_a_dispatch_mode_sees_the_calls(device):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    again = compiled(lambda x: (x @ x).exp())
-    x = torch.randn(4, 4, device=device)
-    again(x)
-    with FlopCounterMode(display=False) as counter:
-        again(x)
-    assert counter.get_total_flops() == 2 * 4**3
-
-
 def test_only_selected_operators_run_as_kernels(device):
     x = torch.randn(8, device=device)
     again = compiled(lambda x: x.exp() * 2, options={"exclude": "exp"})
@@ -374,3 +364,16 @@ def test_settings_in_force_hold_for_a_graph(device):
         assert_same([again(x, w)], [expected])
     (graph,) = backend.graphs
     assert len(graph.plans) == 2
+
+
+def test_explain_shows_the_plans(device):
+    again = torch.compile(lambda x: torch.linalg.inv(x).exp().t(), backend="tritonite")
+    assert "call it once" in tritonite.explain(again)
+    again(torch.eye(3, device=device))
+    text = tritonite.explain(again)
+    for part in ("inference", "1 recorded", "arena of", "1 launch", "ATen: no kernel", "view"):
+        assert part in text
+    weight = torch.randn(3, device=device, requires_grad=True)
+    model = torch.compile(nn.Linear(3, 3, device=device), backend="tritonite")
+    (model(weight) * 2).sum().backward()
+    assert "(forward)" in tritonite.explain(model) and "(backward)" in tritonite.explain(model)

@@ -8,6 +8,8 @@
 - compiled.py: a compiled graph, with a plan for each shape
 - recording.py, memory.py: the calls run once, their plans joined, and memory shared in an arena
 - plan.py, execute.py, native.py: a graph's plan, its execution in Python, and in the native dispatcher
+- cudagraphs.py: capture by PyTorch's CUDA graph trees
+- explain.py: plans as text
 - interpret.py: calls one after another, where there is no plan
 """
 

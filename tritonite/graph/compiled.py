@@ -45,11 +45,15 @@ class CompiledGraph:
     the call is recorded. A graph that no plan can describe is interpreted, for the reason in `reason`.
     """
 
-    def __init__(self, module: fx.GraphModule, selected: frozenset[str], shapes: int = DEFAULT_SHAPES) -> None:
+    def __init__(
+        self, module: fx.GraphModule, selected: frozenset[str], shapes: int = DEFAULT_SHAPES, kind: str = "recorded"
+    ) -> None:
         # Tells AOTAutograd that a call takes a list; Dynamo copies attributes of the instance only.
         self._boxed_call = True
         self.lowered: Lowered = lower(module, selected)
-        self.reason = ""
+        self.kind, self.reason = kind, ""
+        # Why the graph is not captured as a CUDA graph, though it was to be.
+        self.uncaptured = ""
         self._selected = selected
         self.replayed = self.recorded = self.interpreted = 0
         self._shapes = shapes

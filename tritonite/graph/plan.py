@@ -70,13 +70,17 @@ GraphStep = LaunchStep | CopyStep | ClearStep | DrawStep | HoldStep | CallStep |
 
 
 class Note(NamedTuple):
-    """A call of the graph, for `explain`: its node, its operator, its steps, and why ATen runs it, or ""."""
+    """A call of the graph, for `explain`: its node, its operator and its launches.
+
+    `reason` is why the call has no plan, or ""; `aten` tells whether ATen runs such a call.
+    """
 
     name: str
     operator: str
     launches: int
     reason: str
     view: bool
+    aten: bool = False
 
 
 @dataclass

@@ -245,9 +245,10 @@ class GraphRecorder:
             return
         for place in _mutated(call.target, origins):
             self._writes(place)
-        numbers = call.data_dependent or self._numbers_depend([*given[0], *given[1].values()], [*origins[0], *origins[1].values()])
+        values, places = [*given[0], *given[1].values()], [*origins[0], *origins[1].values()]
+        numbers = call.data_dependent or self._numbers_depend(values, places)
         self._plan.steps.append(CallStep(function, tuple(args), kwargs, tuple(results), numbers))
-        self._plan.notes.append(Note(call.name, name, 0, reason, False))
+        self._plan.notes.append(Note(call.name, name, 0, reason, False, not isinstance(function, Served)))
 
     def _argument(self, value: Any, origin: Any, owners: dict[int, tuple[torch.Tensor, Source]]) -> Any:
         """Return an argument of a `CallStep`, and note its tensors in `owners` by their storage."""
