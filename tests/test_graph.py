@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import tritonite
 from tritonite.graph import backend
 
+
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
@@ -115,7 +116,9 @@ def test_results_may_be_views(device):
     x = torch.randn(3, 4, device=device)
     check(function, x)
     y, transposed, rows, own, same, flat = compiled(function)(x)
-    assert y.untyped_storage().data_ptr() == transposed.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+    assert (
+        y.untyped_storage().data_ptr() == transposed.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+    )
     assert same is x and own.untyped_storage().data_ptr() == flat.data_ptr() == x.data_ptr()
 
 

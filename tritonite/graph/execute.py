@@ -22,9 +22,7 @@ def execute(plan: GraphPlan, inputs: Sequence[Any]) -> list[Any]:
 class _Execution:
     def __init__(self, plan: GraphPlan, inputs: Sequence[Any]) -> None:
         self._plan, self._inputs = plan, inputs
-        self._buffers: list[Any] = [
-            None if each is None else contract.empty_strided(*each) for each in plan.buffers
-        ]
+        self._buffers: list[Any] = [None if each is None else contract.empty_strided(*each) for each in plan.buffers]
         self._drawn: list[tuple[Any, Any]] = []
 
     def run(self) -> list[Any]:

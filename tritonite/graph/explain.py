@@ -24,7 +24,9 @@ def graphs_of(function: Any) -> list[CompiledGraph] | None:
     if original is None:
         return None
     found: list[CompiledGraph] = []
-    for each in _functions(original):
+    # A module of torch's own is compiled by a wrapper, which all such modules share.
+    wrapper = getattr(getattr(function, "forward", None), "_torchdynamo_orig_callable", None)
+    for each in (*_functions(original), wrapper):
         _collect(each, found, set())
     return found
 

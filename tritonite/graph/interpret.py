@@ -32,4 +32,6 @@ def started(lowered: Lowered, inputs: list[Any]) -> list[Any]:
 
 def arguments(call: Call, values: list[Any]) -> tuple[Any, Any]:
     """Return the positional and keyword arguments of a call."""
-    return [filled(item, values) for item in call.args], {name: filled(item, values) for name, item in call.kwargs.items()}
+    return [filled(item, values) for item in call.args], {
+        name: filled(item, values) for name, item in call.kwargs.items()
+    }

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from tritonite.graph.operators import KNOWN, Served, function_of
 from tritonite.runtime.nested import retyped
 
+
 @dataclass(frozen=True)
 class Value:
     """The index of a value, in the place of the value itself in a call's arguments."""
@@ -102,7 +103,17 @@ def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
             )
             ended = tuple(indices[each].index for each in last.get(node, ()))
             calls.append(
-                Call(node.name, target, function_of(target, selected), args, kwargs, nested, index, ended, _is_data_dependent(node))
+                Call(
+                    node.name,
+                    target,
+                    function_of(target, selected),
+                    args,
+                    kwargs,
+                    nested,
+                    index,
+                    ended,
+                    _is_data_dependent(node),
+                )
             )
     single = not isinstance(outputs, (tuple, list))
     listed = (outputs,) if single else tuple(outputs)

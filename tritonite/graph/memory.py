@@ -59,9 +59,8 @@ def with_arena(plan: GraphPlan) -> GraphPlan:
 
     whole = {moved[i]: buffer[:3] for i, buffer in enumerate(plan.buffers) if buffer is not None and i in moved}
     ended: dict[int, list[int]] = {}
-    for number, buffer in enumerate(plan.buffers):
-        if number and number in last and number not in kept and number not in offsets:
-            ended.setdefault(last[number], []).append(moved[number])
+    for number in moved.keys() & last.keys() - kept:
+        ended.setdefault(last[number], []).append(moved[number])
     steps: list[GraphStep] = []
     for i, step in enumerate(plan.steps):
         steps.append(_mapped(step, source, moved, whole))

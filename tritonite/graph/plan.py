@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tritonite.runtime.plan import CopyStep, LaunchStep, Source, View
+from tritonite.runtime.plan import CopyStep, LaunchStep, Source
 
 
 class GraphBuffer(NamedTuple):
