@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tritonite
@@ -62,7 +62,7 @@ def check(function, *args, calls=3, graphs=None, **settings):
 
 def test_calls_are_replayed_from_one_plan(device):
     x, w = torch.randn(3, 8, device=device), torch.randn(8, 8, device=device)
-    (graph,) = check(lambda x, w: torch.softmax(F.gelu(x @ w) + 1, -1), x, w)
+    (graph,) = check(lambda x, w: torch.softmax(functional.gelu(x @ w) + 1, -1), x, w)
     (plan,) = graph.plans
     assert plan.launches == 4 and plan.calls == 0
     # Two of the three intermediate tensors share memory.
@@ -73,7 +73,13 @@ def test_training(device):
     x = torch.randn(3, 8, device=device, requires_grad=True)
     w = torch.randn(8, 8, device=device, requires_grad=True)
     scale = torch.randn(8, device=device, requires_grad=True)
-    check(lambda x, w, scale: F.layer_norm(F.silu(x @ w), (8,), scale).square().mean(), x, w, scale, graphs=2)
+    check(
+        lambda x, w, scale: functional.layer_norm(functional.silu(x @ w), (8,), scale).square().mean(),
+        x,
+        w,
+        scale,
+        graphs=2,
+    )
 
 
 def test_arguments_are_changed_in_place(device):
@@ -140,18 +146,18 @@ def test_one_tensor_for_two_arguments(device):
 
 def test_dropout_and_random_numbers(device):
     x = torch.randn(8, 8, device=device, requires_grad=True)
-    check(lambda x: F.dropout(x, 0.4) + torch.rand_like(x) * torch.randn(8, device=x.device), x)
+    check(lambda x: functional.dropout(x, 0.4) + torch.rand_like(x) * torch.randn(8, device=x.device), x)
 
 
 def test_every_call_draws_anew(device):
-    function = compiled(lambda x: F.dropout(x, 0.5))
+    function = compiled(lambda x: functional.dropout(x, 0.5))
     x = torch.ones(64, device=device)
     torch.manual_seed(5)
     drawn = [function(x) for _ in range(3)]
     assert not torch.equal(drawn[1], drawn[2])
     torch.manual_seed(5)
     with tritonite.use_gems():
-        assert_same(drawn, [F.dropout(x, 0.5) for _ in range(3)])
+        assert_same(drawn, [functional.dropout(x, 0.5) for _ in range(3)])
 
 
 def test_autocast_within_a_graph(device):
@@ -170,7 +176,7 @@ def test_autocast_around_a_graph(device):
 
         return call
 
-    function = lambda x, v, w: F.gelu(x @ v) @ w
+    function = lambda x, v, w: functional.gelu(x @ v) @ w
     x, v, w = (torch.randn(8, 8, device=device, requires_grad=i > 0) for i in range(3))
     with tritonite.use_gems():
         expected = run(within(function), (x, v, w))
@@ -182,10 +188,13 @@ def test_autocast_around_a_graph(device):
 
 def test_checkpointing(device):
     def block(x, w):
-        return F.dropout(F.gelu(x @ w), 0.3) @ w
+        return functional.dropout(functional.gelu(x @ w), 0.3) @ w
 
     def function(x, w):
-        return checkpoint(block, x, w, use_reentrant=False).sum() + checkpoint(F.silu, x, use_reentrant=False).sum()
+        return (
+            checkpoint(block, x, w, use_reentrant=False).sum()
+            + checkpoint(functional.silu, x, use_reentrant=False).sum()
+        )
 
     x = torch.randn(4, 8, device=device, requires_grad=True)
     w = torch.randn(8, 8, device=device, requires_grad=True)
@@ -380,3 +389,13 @@ def test_explain_shows_the_plans(device):
     model = torch.compile(nn.Linear(3, 3, device=device), backend="tritonite")
     (model(weight) * 2).sum().backward()
     assert "(forward)" in tritonite.explain(model) and "(backward)" in tritonite.explain(model)
+
+
+def test_replayed_calls_are_counted(device):
+    again = compiled(lambda x: x.exp() * 2)
+    x = torch.randn(8, device=device)
+    again(x)
+    tritonite.reset_stats()
+    again(x)
+    again(x)
+    assert tritonite.stats()["exp"].replayed == tritonite.stats()["mul.Tensor"].replayed == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from tritonite.graph.plan import GraphPlan
 from tritonite.graph.recording import record_graph
 from tritonite.install import direct
 from tritonite.install.override import native_dispatcher
-from tritonite.runtime import contract
+from tritonite.runtime import contract, stats
 from tritonite.runtime.launch import active_hooks
 from tritonite.runtime.locks import brief
 from tritonite.runtime.opaque import opaque
@@ -32,10 +32,11 @@ _CUSTOM_OPERATORS = "_AnalyzeCustomOpInputOutputMode"
 
 
 class _Kept(NamedTuple):
-    """A plan, and the same as an object of the native dispatcher, or None."""
+    """A plan, the same as an object of the native dispatcher or None, and the number of calls of each overload."""
 
     plan: GraphPlan
     native: Any
+    calls: Counter[str]
 
 
 class CompiledGraph:
@@ -92,7 +93,7 @@ class CompiledGraph:
         return not self.lowered.has_custom and {type(mode).__name__ for mode in modes} == {_CUSTOM_OPERATORS}
 
     def _dispatch(self, inputs: list[Any]) -> list[Any]:
-        """Run the calls through PyTorch's dispatcher, for dispatch modes and tensors that kernels cannot read directly."""
+        """Run the calls through PyTorch's dispatcher, for dispatch modes and for tensors without memory."""
         self.interpreted += 1
         with scope(self._selected, contract.settings()):
             return interpret(self.lowered, inputs, overloads=True)
@@ -113,7 +114,9 @@ class CompiledGraph:
     def _record(self, key: Hashable, inputs: list[Any]) -> list[Any]:
         outputs, plan = record_graph(self.lowered, inputs, _device(inputs))
         if isinstance(plan, GraphPlan):
-            kept: _Kept | str = _Kept(plan, native.compiled(plan, self.lowered.inputs + len(self.lowered.constants)))
+            calls = Counter(note.operator for note in plan.notes if not note.view and not note.reason)
+            inputs_and_constants = self.lowered.inputs + len(self.lowered.constants)
+            kept: _Kept | str = _Kept(plan, native.compiled(plan, inputs_and_constants), calls)
         else:
             kept = plan
         dropped = None
@@ -145,6 +148,7 @@ class CompiledGraph:
         for i in plan.written:
             increment_version(given[i])
         self.replayed += 1
+        stats.count_replays(kept.calls)
         return outputs
 
 

@@ -53,8 +53,8 @@ class Call:
 class Lowered:
     """The calls of a graph in order.
 
-    Values 0 to `inputs` - 1 are the graph's inputs. `constants` are further values that are known before the first call:
-    tensors and submodules. `outputs` has a `Value` for each output that is none.
+    Values 0 to `inputs` - 1 are the graph's inputs. `constants` are further values that are known before the first
+    call: tensors and submodules. `outputs` has a `Value` for each output that is none.
     """
 
     inputs: int

@@ -32,13 +32,13 @@ def with_arena(plan: GraphPlan) -> GraphPlan:
     first, last = dict[int, int](), dict[int, int]()
     own = {0} | plan.unshared
     for i, step in enumerate(plan.steps):
-        for source in _sources(step):
-            if source.is_buffer:
-                first.setdefault(source.number, i)
-                last[source.number] = i
+        for used in _sources(step):
+            if used.is_buffer:
+                first.setdefault(used.number, i)
+                last[used.number] = i
         if isinstance(step, CallStep) and not _returns_memory(step.function):
-            own |= {source.number for source in _sources(step) if source.is_buffer}
-    kept = {source.number for result in plan.results for source in _sources_in(result) if source.is_buffer}
+            own |= {used.number for used in _sources(step) if used.is_buffer}
+    kept = {used.number for result in plan.results for used in _sources_in(result) if used.is_buffer}
     lifetimes = []
     for number, buffer in enumerate(plan.buffers):
         if buffer is None or number in own or number in kept or buffer.device != plan.device:
@@ -59,7 +59,7 @@ def with_arena(plan: GraphPlan) -> GraphPlan:
 
     whole = {moved[i]: buffer[:3] for i, buffer in enumerate(plan.buffers) if buffer is not None and i in moved}
     ended: dict[int, list[int]] = {}
-    for number in moved.keys() & last.keys() - kept:
+    for number in sorted(moved.keys() & last.keys() - kept):
         ended.setdefault(last[number], []).append(moved[number])
     steps: list[GraphStep] = []
     for i, step in enumerate(plan.steps):

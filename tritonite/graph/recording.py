@@ -182,7 +182,7 @@ class GraphRecorder:
                 raise _Rejected("a tensor without memory")
             return origin._replace(offset=origin.offset + offset)
 
-        def parameter(given: Parameter) -> Parameter:
+        def parameter(given: Any) -> Parameter:
             if isinstance(given, int):
                 return given
             if given[0] == "slot":
