@@ -399,3 +399,14 @@ def test_replayed_calls_are_counted(device):
     again(x)
     again(x)
     assert tritonite.stats()["exp"].replayed == tritonite.stats()["mul.Tensor"].replayed == 2
+
+
+def test_an_input_is_freed_after_its_last_use(device):
+    again = compiled(lambda x: torch.linalg.inv_ex(x * 2)[0] + 1)
+    again(torch.eye(3, device=device))
+    (graph,) = backend.graphs
+    (plan,) = graph.plans
+    steps = [type(step).__name__ for step in plan.steps]
+    assert steps[:2] == ["LaunchStep", "FreeStep"] and plan.steps[1].inputs == (0,)
+    # The result gets its memory when the last launch needs it.
+    assert steps[-2:] == ["LaunchStep", "FreeStep"] and "AllocateStep" in steps[-3:]

@@ -134,19 +134,20 @@ class CompiledGraph:
 
     def _replay(self, kept: _Kept, inputs: list[Any]) -> list[Any]:
         given, plan = [*inputs, *self.lowered.constants.values()], kept.plan
-        state = torch.get_rng_state() if plan.draws and devices.current.interpreted else None
+        written = [given[i] for i in plan.written]
+        # A kernel's assertion may fail in the interpreter. The calls are then made again, for ATen's error.
+        again = (list(inputs), torch.get_rng_state()) if devices.current.interpreted else None
+        inputs.clear()
         try:
             outputs = execute(plan, given) if kept.native is None else kept.native.run(given)
         except Decline:
             outputs = None
         if outputs is None:
-            # A kernel's assertion has failed in the interpreter. The calls are made again, for ATen's error.
-            if state is not None:
-                torch.set_rng_state(state)
-            return self._interpret(inputs)
-        inputs.clear()
-        for i in plan.written:
-            increment_version(given[i])
+            assert again is not None
+            torch.set_rng_state(again[1])
+            return self._interpret(again[0])
+        for tensor in written:
+            increment_version(tensor)
         self.replayed += 1
         stats.count_replays(kept.calls)
         return outputs

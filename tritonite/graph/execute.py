@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tritonite.graph.plan import CallStep, ClearStep, DrawStep, FreeStep, GraphPlan, HoldStep
+from tritonite.graph.plan import AllocateStep, CallStep, ClearStep, DrawStep, FreeStep, GraphPlan, HoldStep
 from tritonite.runtime import contract
 from tritonite.runtime.nested import retyped
 from tritonite.runtime.plan import CopyStep, LaunchStep, Source, View
@@ -21,8 +21,9 @@ def execute(plan: GraphPlan, inputs: Sequence[Any]) -> list[Any]:
 
 class _Execution:
     def __init__(self, plan: GraphPlan, inputs: Sequence[Any]) -> None:
-        self._plan, self._inputs = plan, inputs
-        self._buffers: list[Any] = [None if each is None else contract.empty_strided(*each) for each in plan.buffers]
+        self._plan, self._inputs = plan, list(inputs)
+        self._buffers: list[Any] = [None] * len(plan.buffers)
+        self._allocate((0,))
         self._drawn: list[tuple[Any, Any]] = []
 
     def run(self) -> list[Any]:
@@ -43,7 +44,17 @@ class _Execution:
             elif isinstance(step, FreeStep):
                 for number in step.buffers:
                     self._buffers[number] = None
+                for number in step.inputs:
+                    self._inputs[number] = None
+            elif isinstance(step, AllocateStep):
+                self._allocate(step.buffers)
         return [self._argument(result) if result[0] != "value" else result[1] for result in self._plan.results]
+
+    def _allocate(self, buffers: Sequence[int]) -> None:
+        for number in buffers:
+            buffer = self._plan.buffers[number]
+            assert buffer is not None
+            self._buffers[number] = contract.empty_strided(*buffer)
 
     def _call(self, step: CallStep) -> None:
         args = [self._argument(item) for item in step.args]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch._ops import OpOverload
 
 from tritonite.graph.operators import Served
-from tritonite.graph.plan import CallStep, ClearStep, FreeStep, GraphPlan, GraphStep, HoldStep
+from tritonite.graph.plan import AllocateStep, CallStep, ClearStep, FreeStep, GraphPlan, GraphStep, HoldStep
 from tritonite.runtime.nested import retyped
 from tritonite.runtime.plan import CopyStep, LaunchStep, Parameter, Source, View
 
@@ -29,16 +29,18 @@ class Lifetime(NamedTuple):
 
 def with_arena(plan: GraphPlan) -> GraphPlan:
     """Return a plan whose buffers share the arena where no result of the graph, and nobody else, keeps their memory."""
-    first, last = dict[int, int](), dict[int, int]()
+    first, last, last_of_input = dict[int, int](), dict[int, int](), dict[int, int]()
     own = {0} | plan.unshared
     for i, step in enumerate(plan.steps):
         for used in _sources(step):
             if used.is_buffer:
                 first.setdefault(used.number, i)
-                last[used.number] = i
+            (last if used.is_buffer else last_of_input)[used.number] = i
         if isinstance(step, CallStep) and not _returns_memory(step.function):
             own |= {used.number for used in _sources(step) if used.is_buffer}
-    kept = {used.number for result in plan.results for used in _sources_in(result) if used.is_buffer}
+    returned = [used for result in plan.results for used in _sources_in(result)]
+    kept = {used.number for used in returned if used.is_buffer}
+    kept_inputs = {used.number for used in returned if not used.is_buffer}
     lifetimes = []
     for number, buffer in enumerate(plan.buffers):
         if buffer is None or number in own or number in kept or buffer.device != plan.device:
@@ -58,14 +60,20 @@ def with_arena(plan: GraphPlan) -> GraphPlan:
         return given._replace(number=moved[given.number])
 
     whole = {moved[i]: buffer[:3] for i, buffer in enumerate(plan.buffers) if buffer is not None and i in moved}
-    ended: dict[int, list[int]] = {}
-    for number in sorted(moved.keys() & last.keys() - kept):
-        ended.setdefault(last[number], []).append(moved[number])
+    begun, ended, ended_inputs = _grouped(first), _grouped(last), _grouped(last_of_input)
     steps: list[GraphStep] = []
     for i, step in enumerate(plan.steps):
+        fresh = [moved[number] for number in begun.get(i, ()) if number in moved and plan.buffers[number] is not None]
+        if fresh:
+            steps.append(AllocateStep(tuple(fresh)))
         steps.append(_mapped(step, source, moved, whole))
-        if i in ended:
-            steps.append(FreeStep(tuple(ended[i])))
+        freed = tuple(moved[number] for number in ended.get(i, ()) if number in moved and number not in kept)
+        freed_inputs = tuple(number for number in ended_inputs.get(i, ()) if number not in kept_inputs)
+        if freed or freed_inputs:
+            steps.append(FreeStep(freed, freed_inputs))
+    untouched = tuple(moved[number] for number in sorted(moved.keys() & kept - first.keys()))
+    if untouched:
+        steps.append(AllocateStep(untouched))
     arena = plan.buffers[0]
     assert arena is not None
     buffers = [buffer for number, buffer in enumerate(plan.buffers) if number and number not in offsets]
@@ -76,6 +84,14 @@ def with_arena(plan: GraphPlan) -> GraphPlan:
         results=[_mapped_argument(result, source, whole) for result in plan.results],
         unplanned=sum(_aligned(each.bytes) for each in lifetimes),
     )
+
+
+def _grouped(steps: dict[int, int]) -> dict[int, list[int]]:
+    """Return the numbers of buffers or inputs by step."""
+    groups: dict[int, list[int]] = {}
+    for number, step in steps.items():
+        groups.setdefault(step, []).append(number)
+    return groups
 
 
 def placed(lifetimes: list[Lifetime]) -> tuple[dict[int, int], int]:

@@ -16,7 +16,7 @@ from tritonite.runtime.plan import CopyStep, LaunchStep, Source
 
 
 class GraphBuffer(NamedTuple):
-    """Memory to allocate before the first step."""
+    """Memory to allocate: the arena before the first step, other buffers by an `AllocateStep`."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -60,13 +60,20 @@ class CallStep(NamedTuple):
     numbers: bool = False
 
 
-class FreeStep(NamedTuple):
-    """Drop buffers that no later step needs."""
+class AllocateStep(NamedTuple):
+    """Allocate buffers that the next step needs first."""
 
     buffers: tuple[int, ...]
 
 
-GraphStep = LaunchStep | CopyStep | ClearStep | DrawStep | HoldStep | CallStep | FreeStep
+class FreeStep(NamedTuple):
+    """Drop buffers and inputs that no later step needs."""
+
+    buffers: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+
+GraphStep = LaunchStep | CopyStep | ClearStep | DrawStep | HoldStep | CallStep | AllocateStep | FreeStep
 
 
 class Note(NamedTuple):

@@ -39,11 +39,11 @@ struct CallResult {
 };
 
 struct GraphStep {
-  enum Kind { kLaunch, kCopy, kClear, kDraw, kHold, kBoxed, kPython, kFree } kind = kLaunch;
+  enum Kind { kLaunch, kCopy, kClear, kDraw, kHold, kBoxed, kPython, kAllocate, kFree } kind = kLaunch;
   Step step;
   // Bytes to clear, the advance of a draw, or the index of a drawn number.
   uint64_t count = 0;
-  std::vector<size_t> buffers;
+  std::vector<size_t> buffers, inputs;
   // A call of an operator: its handle, and its state if it has a kernel of ours.
   std::optional<c10::OperatorHandle> handle;
   State* state = nullptr;
@@ -54,7 +54,8 @@ struct GraphStep {
 };
 
 struct Graph {
-  // Has the device, the buffers, and whether each number is a float. A buffer without an allocator is a step's result.
+  // Has the device, the buffers, and whether each number is a float. Buffer 0 is the arena. A buffer without an
+  // allocator is a step's result.
   Plan plan;
   c10::SmallVector<Number, 8> numbers;
   std::vector<GraphStep> steps;
@@ -123,6 +124,10 @@ GraphStep graph_step_of(const py::handle& described, State* (*find)(const std::s
   } else if (kind == "FreeStep") {
     step.kind = GraphStep::kFree;
     step.buffers = described.attr("buffers").cast<std::vector<size_t>>();
+    step.inputs = described.attr("inputs").cast<std::vector<size_t>>();
+  } else if (kind == "AllocateStep") {
+    step.kind = GraphStep::kAllocate;
+    step.buffers = described.attr("buffers").cast<std::vector<size_t>>();
   } else {
     const auto fields = described.cast<py::tuple>();
     if (fields[0].cast<std::string>() == "boxed") {
@@ -169,18 +174,13 @@ std::shared_ptr<Graph> graph_of(const py::handle& described, State* (*find)(cons
 struct Execution {
   const Graph& graph;
   Replay& replay;
+  std::vector<at::Tensor>& inputs;
   // By buffer: the result of a call of Python that is no tensor.
   std::unordered_map<size_t, py::object> objects;
 
   void run(void (*serve)(State&, Stack*)) {
     replay.buffers.resize(graph.plan.buffers.size());
-    for (size_t i = 0; i < graph.plan.buffers.size(); ++i) {
-      const Buffer& buffer = graph.plan.buffers[i];
-      if (!buffer.allocator) continue;
-      replay.buffers[i] =
-          at::detail::empty_strided_generic(buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype);
-      if (poison.load(std::memory_order_relaxed)) replay.fill(replay.buffers[i], 0xff);
-    }
+    allocate(0);
     for (const GraphStep& step : graph.steps) {
       switch (step.kind) {
         case GraphStep::kLaunch: replay.run_launch(step.step.launch); break;
@@ -200,7 +200,11 @@ struct Execution {
         }
         case GraphStep::kBoxed: call(step, serve); break;
         case GraphStep::kPython: call_python(step); break;
+        case GraphStep::kAllocate:
+          for (const size_t number : step.buffers) allocate(number);
+          break;
         case GraphStep::kFree:
+          for (const size_t number : step.inputs) inputs[number] = at::Tensor();
           for (const size_t number : step.buffers) {
             replay.buffers[number] = at::Tensor();
             if (!objects.empty()) {
@@ -211,6 +215,13 @@ struct Execution {
           break;
       }
     }
+  }
+
+  void allocate(size_t number) {
+    const Buffer& buffer = graph.plan.buffers[number];
+    replay.buffers[number] =
+        at::detail::empty_strided_generic(buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype);
+    if (poison.load(std::memory_order_relaxed)) replay.fill(replay.buffers[number], 0xff);
   }
 
   at::Tensor tensor_of(const Argument& argument) const {
@@ -283,7 +294,7 @@ struct Execution {
   }
 };
 
-// Runs a graph on its inputs and constants. Returns its outputs, or None if a kernel refuses the data.
+// Runs a graph on its inputs and constants, and empties their list. Returns its outputs, or None if a kernel refuses the data.
 py::object run_graph(const std::shared_ptr<Graph>& graph, const py::list& inputs, void (*serve)(State&, Stack*)) {
   std::vector<at::Tensor> tensors(inputs.size());
   Call call;
@@ -293,7 +304,9 @@ py::object run_graph(const std::shared_ptr<Graph>& graph, const py::list& inputs
     call.leaves.push_back({&tensors[i], is_tensor, is_tensor && graph->written[i]});
   }
   Replay replay{nullptr, graph->plan, call, {}, graph->numbers, {}, {}};
-  Execution execution{*graph, replay, {}};
+  Execution execution{*graph, replay, tensors, {}};
+  // So that an input is freed after its last use.
+  inputs.attr("clear")();
   {
     py::gil_scoped_release nobody;
     c10::OptionalDeviceGuard guard;
