@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from tritonite.graph.operators import KNOWN, Served, function_of
+from tritonite.graph.operators import KNOWN, function_of
 from tritonite.runtime.nested import retyped
 
 
@@ -32,7 +32,6 @@ class Call:
         target: the overload, or a function of Python over sizes and tuples.
         function: what runs the call.
         args, kwargs: the arguments, with a `Value` in the place of each result of an earlier call.
-        nested: whether some `Value` is inside a tuple, a list, a slice or a dict.
         result: the index of the result.
         last: indices of the values that no later call needs.
         data_dependent: whether the results are numbers that depend on data, or tensors with such sizes.
@@ -43,7 +42,6 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    nested: bool
     result: int
     last: tuple[int, ...]
     data_dependent: bool
@@ -98,9 +96,6 @@ def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
         else:
             target = node.target if node.op == "call_function" else operator.methodcaller(node.target)
             args, kwargs = _plain(argument(node.args)), _plain(argument(node.kwargs))
-            nested = any(
-                not isinstance(item, Value) and any(True for _ in values_in(item)) for item in (*args, *kwargs.values())
-            )
             ended = tuple(indices[each].index for each in last.get(node, ()))
             calls.append(
                 Call(
@@ -109,7 +104,6 @@ def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
                     function_of(target, selected),
                     args,
                     kwargs,
-                    nested,
                     index,
                     ended,
                     _is_data_dependent(node),
@@ -118,20 +112,6 @@ def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
     single = not isinstance(outputs, (tuple, list))
     listed = (outputs,) if single else tuple(outputs)
     return Lowered(len(inputs), constants, tuple(calls), _plain(listed), len(indices), single)
-
-
-def values_in(argument: Any) -> Iterator[Value]:
-    """Yield each `Value` in an argument."""
-    if isinstance(argument, Value):
-        yield argument
-    elif isinstance(argument, (tuple, list)):
-        for item in argument:
-            yield from values_in(item)
-    elif isinstance(argument, dict):
-        for item in argument.values():
-            yield from values_in(item)
-    elif isinstance(argument, slice):
-        yield from values_in((argument.start, argument.stop, argument.step))
 
 
 def filled(argument: Any, values: list[Any]) -> Any:
@@ -148,11 +128,6 @@ def filled(argument: Any, values: list[Any]) -> Any:
     if kind is slice:
         return slice(*(filled(item, values) for item in (argument.start, argument.stop, argument.step)))
     return argument
-
-
-def is_served(call: Call) -> bool:
-    """Return whether one of Tritonite's kernels may serve a call."""
-    return isinstance(call.function, Served)
 
 
 def _plain(argument: Any) -> Any:
