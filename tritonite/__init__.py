@@ -35,6 +35,7 @@ __all__ = [
     "enable",
     "explain",
     "fused",
+    "graph",
     "libentry",
     "load_kernels",
     "nn",
@@ -44,6 +45,7 @@ __all__ = [
     "overloads",
     "patch",
     "pointwise_dynamic",
+    "record",
     "report",
     "reset_stats",
     "save_kernels",
@@ -61,8 +63,10 @@ def overloads() -> dict[str, Op]:
 
 def __getattr__(name: str) -> _Any:
     # Importing `fused` registers its operators, and `optim` imports torch.optim, which takes time; do so on first use.
-    if name in ("fused", "nn", "optim"):
+    if name in ("fused", "graph", "nn", "optim"):
         return _importlib.import_module(f"tritonite.{name}")
+    if name == "record":
+        return _importlib.import_module("tritonite.graph").record
     if name in ("patch", "unpatch"):
         return getattr(_importlib.import_module("tritonite.patching"), name)
     if name in ("load_kernels", "save_kernels"):

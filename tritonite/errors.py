@@ -62,6 +62,21 @@ class InvalidArgument(TritoniteError, TypeError):
     template = "{name} takes {expected} for {parameter}, not {given}"
 
 
+class InvalidOptions(TritoniteError, ValueError):
+    """Raised for a mode or an option of torch.compile that the backend does not have."""
+
+    template = 'torch.compile(backend="tritonite"): {reason}'
+
+
+class RecordedWithoutGradient(TritoniteError):
+    """Raised by a function of `tritonite.record` whose results would need a gradient."""
+
+    template = (
+        "the results of {name} would need a gradient, and a recorded function has none. Call it under "
+        'torch.no_grad(), or use torch.compile(backend="tritonite").'
+    )
+
+
 class InvalidSetting(TritoniteError):
     """Raised for an environment variable with an invalid value."""
 

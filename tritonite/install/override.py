@@ -209,12 +209,26 @@ def _unregister(name: str) -> None:
     # Another overload of the library may have removed this one.
     if name in _registered:
         _registered.pop(name)()
+        _forget_dispatch(name)
 
 
 def _remove_all(library: Any, names: list[str]) -> None:
     library.reset()
     for name in names:
         _registered.pop(name, None)
+        _forget_dispatch(name)
+
+
+def _forget_dispatch(name: str) -> None:
+    """Have PyTorch's dispatcher in Python, which compilers use, forget that a kernel is registered.
+
+    The dispatcher would call the kernel that is gone.
+    """
+    packet, _, overload = name.partition(".")
+    found = vars(torch.ops.aten).get(packet)
+    known = None if found is None else vars(found).get(overload or "default")
+    if known is not None:
+        known._dispatch_cache.clear()
 
 
 def _with_users_kernel(wanted: frozenset[str]) -> frozenset[str]:

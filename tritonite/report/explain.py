@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -38,7 +39,9 @@ def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> st
             - the name of a function of torch ("softmax", "torch.softmax", "aten::softmax");
             - a glob over overloads ("bitwise_*");
             - a function (torch.softmax, or your own).
-            For a function, every call of an ATen operator in it is explained, with the arguments of that call.
+            For a function, every call of an ATen operator in it is explained, with the arguments of that call;
+            - without arguments, a function by torch.compile(backend="tritonite") or `record`, for the plans that it
+              has so far.
         args: the positional arguments of the overload or function; `kwargs` has its keyword arguments.
 
     Returns:
@@ -50,11 +53,23 @@ def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> st
         Exception: ATen's own error, if ATen refuses the arguments.
     """
     if not isinstance(function, str):
+        if not args and not kwargs and (text := _compiled(function)):
+            return text
         return _traced(getattr(function, "__name__", str(function)), function, args, kwargs)
     name = names.spelled(function)
     if "::" in name:
         return _overload(overload_named(name), args, kwargs)
     return _matching(name, args, kwargs) if names.is_glob(name) else _named(name, args, kwargs)
+
+
+def _compiled(function: Any) -> str:
+    """Describe the plans of a function by torch.compile or `tritonite.record`; "" for any other function."""
+    # Without the module, which imports Dynamo, no function has a plan.
+    if "tritonite.graph" not in sys.modules:
+        return ""
+    module = importlib.import_module("tritonite.graph.explain")
+    graphs = module.graphs_of(function)
+    return "" if graphs is None else module.described(graphs)
 
 
 def _matching(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ class Counts:
 class _Counter:
     def __init__(self, overload: str) -> None:
         self.overload = overload
-        self.launched = 0
+        self.launched = self.replayed = 0
         self.declined: Counter[str] = Counter()
         self.unrecordable: Counter[str] = Counter()
         self.logged: set[str] = set()
@@ -58,6 +59,13 @@ class _Counter:
 
     def count_unrecordable(self, reason: str) -> None:
         _count(self.unrecordable, reason)
+
+
+def count_replays(calls: Mapping[str, int]) -> None:
+    """Count the calls of each overload in a graph's plan that has been replayed."""
+    with brief:
+        for overload, count in calls.items():
+            _counters[overload].replayed += count
 
 
 def _count(reasons: Counter[str], reason: str) -> None:
@@ -94,7 +102,7 @@ def counts(overload: str) -> Counts:
         declined.update(reasons)
     with brief:
         declined.update(counter.declined)
-        return Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
+        return Counts(replayed + counter.replayed, counter.launched, dict(declined), dict(counter.unrecordable))
 
 
 def every_count() -> dict[str, Counts]:
@@ -113,6 +121,7 @@ def totals() -> Counts:
         names = list(_counters)
         for name, counter in _counters.items():
             launched += counter.launched
+            replayed += counter.replayed
             for reasons, into in ((counter.declined, declined), (counter.unrecordable, unrecordable)):
                 if reasons:
                     into.update({f"{name}: {reason}": count for reason, count in reasons.items()})
@@ -129,7 +138,7 @@ def reset_stats() -> None:
     forget()
     with brief:
         for counter in _counters.values():
-            counter.launched = 0
+            counter.launched = counter.replayed = 0
             counter.declined.clear()
             counter.unrecordable.clear()
             counter.logged.clear()

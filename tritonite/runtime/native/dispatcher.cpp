@@ -25,6 +25,7 @@
 #include <torch/library.h>
 
 #include "cache.h"
+#include "graph.h"
 #include "record.h"
 #include "replay.h"
 
@@ -46,20 +47,24 @@ bool launches_are_watched() {
   return false;
 }
 
-void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  // No lock: a state is complete before its operator is installed, and installation publishes it to other threads.
-  State& state = *states().find(&handle.schema())->second;
-  if (inside_kernel || !state.active()) return call_kernel(state, keys, stack);
-  const size_t arguments = handle.schema().arguments().size();
+// Runs ATen's kernel if there are `keys`, else the operator from PyTorch's dispatcher on.
+void fall_back(const State& state, c10::DispatchKeySet keys, Stack* stack) {
+  if (keys.empty()) state.handle.callBoxed(stack);
+  else call_kernel(state, keys, stack);
+}
+
+// Serves a call: by the plan of its key, by the host function if there is no plan, or by `fall_back`.
+void serve(State& state, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t arguments = state.handle.schema().arguments().size();
   Call call;
   const bool keyed = key_call(state, *stack, arguments, call) && !launches_are_watched();
   const char* reason = call.declined;
   if (const auto plan = keyed ? look_up(state, call) : nullptr) {
     if (plan->declined) {
       plan->declined->fetch_add(1, std::memory_order_relaxed);
-      return call_kernel(state, keys, stack);
+      return fall_back(state, keys, stack);
     }
-    Replay replay{state, *plan, call, {}, {}, {}, {}};
+    Replay replay{&state, *plan, call, {}, {}, {}, {}};
     reason = replay.read_slots(*stack, arguments) ? replay.capture_forbids()
                                                   : "a number outside the range that kernels serve";
     if (!reason) {
@@ -75,20 +80,31 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
         return;
       } catch (const Refused&) {
         reason = "a kernel refuses the data";
-        if (!plan->lasting.empty() && state.kernel) {
+        if (!plan->lasting.empty() && state.is_atens()) {
           auto* counter = reason_counter(state, plan->lasting);
           counter->fetch_add(1, std::memory_order_relaxed);
           keep_decline(state, call, counter);
-          return call_kernel(state, keys, stack);
+          return fall_back(state, keys, stack);
         }
       }
     }
   }
-  if (reason && state.kernel) {
+  if (reason && state.is_atens()) {
     reason_counter(state, reason)->fetch_add(1, std::memory_order_relaxed);
-    return call_kernel(state, keys, stack);
+    return fall_back(state, keys, stack);
   }
-  if (!record(state, call, keyed && !reason, stack, arguments)) call_kernel(state, keys, stack);
+  if (!record(state, call, keyed && !reason, stack, arguments)) fall_back(state, keys, stack);
+}
+
+void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  // No lock: a state is complete before its operator is installed, and installation publishes it to other threads.
+  State& state = *states().find(&handle.schema())->second;
+  if (inside_kernel || !state.active()) return call_kernel(state, keys, stack);
+  serve(state, keys, stack);
+}
+
+void serve_in_graph(State& state, Stack* stack) {
+  serve(state, c10::DispatchKeySet(), stack);
 }
 
 bool wants_gradient(const IValue& value) {
@@ -156,10 +172,7 @@ void declare(
   const size_t colons = name.find("::");
   const std::string space = colons == std::string::npos ? "aten" : name.substr(0, colons);
   const std::string own = colons == std::string::npos ? name : name.substr(colons + 2);
-  const size_t dot = own.find('.');
-  const std::string overload = dot == std::string::npos ? "" : own.substr(dot + 1);
-  auto handle =
-      c10::Dispatcher::singleton().findSchemaOrThrow((space + "::" + own.substr(0, dot)).c_str(), overload.c_str());
+  auto handle = handle_of(name);
   auto state = std::make_unique<State>(handle, space, own);
   state->key = c10::parseDispatchKey(key);
   state->tensor = flags<bool>(tensors);
@@ -245,20 +258,28 @@ std::string kept(const std::string& name, const py::list& values) {
   State& state = state_of(name);
   Stack stack;
   const auto& arguments = state.handle.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const py::handle value = values[i];
-    const bool number = PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr());
-    if (number && arguments[i].real_type()->kind() == c10::TypeKind::TensorType) {
-      at::Tensor wrapped = at::scalar_to_tensor(torch::jit::toIValue(value, c10::NumberType::get()).toScalar());
-      wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
-      stack.emplace_back(std::move(wrapped));
-    } else {
-      stack.push_back(torch::jit::toIValue(value, arguments[i].real_type()));
-    }
-  }
+  for (size_t i = 0; i < arguments.size(); ++i) stack.push_back(to_ivalue(values[i], arguments[i].real_type()));
   Call call;
   const auto plan = key_call(state, stack, stack.size(), call) ? look_up(state, call) : nullptr;
   return !plan ? "nothing" : plan->declined ? "decline" : "plan";
+}
+
+// Serves a call with all of the schema's arguments, whatever is selected. Returns its results.
+py::object call_with(const std::string& name, const py::list& values) {
+  State& state = state_of(name);
+  const auto& arguments = state.handle.schema().arguments();
+  Stack stack;
+  for (size_t i = 0; i < arguments.size(); ++i) stack.push_back(to_ivalue(values[i], arguments[i].real_type()));
+  {
+    py::gil_scoped_release nobody;
+    at::AutoDispatchBelowADInplaceOrView below;
+    serve_in_graph(state, &stack);
+  }
+  if (stack.empty()) return py::none();
+  if (stack.size() == 1) return torch::jit::toPyObject(std::move(stack[0]));
+  py::tuple results(stack.size());
+  for (size_t i = 0; i < stack.size(); ++i) results[i] = torch::jit::toPyObject(std::move(stack[i]));
+  return results;
 }
 
 // Returns (replayed calls, declined calls by reason, plans), zeros for an operator that is not declared.
@@ -311,6 +332,15 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   module.def("uninstall", &uninstall);
   module.def("clear", &clear);
   module.def("kept", &kept);
+  module.def("call", &call_with);
+  py::class_<Graph, std::shared_ptr<Graph>>(module, "Graph")
+      .def(py::init([](const py::object& described) {
+        return graph_of(described, [](const std::string& name) { return by_name().at(name); });
+      }))
+      .def("run", [](const std::shared_ptr<Graph>& graph, const py::list& inputs) {
+        return run_graph(graph, inputs, &serve_in_graph);
+      });
+  module.def("graph_key", &graph_key);
   module.def("counts", &counts);
   module.def("reset_counts", &reset_counts);
   module.def("set_inside_kernel", &set_inside_kernel);

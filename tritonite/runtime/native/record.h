@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ScalarOps.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -64,6 +65,27 @@ py::object to_python(const IValue& value, const c10::Argument& argument) {
   }
   if (value.isTensor() && !value.toTensor().defined()) return py::none();
   return torch::jit::toPyObject(value);
+}
+
+// Converts an argument from Python as PyTorch's dispatcher does: a number for a tensor becomes a wrapped number.
+IValue to_ivalue(const py::handle& value, const c10::TypePtr& type) {
+  const bool number = PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr()) || PyComplex_Check(value.ptr());
+  if (number && type->kind() == c10::TypeKind::TensorType) {
+    at::Tensor wrapped = at::scalar_to_tensor(torch::jit::toIValue(value, c10::NumberType::get()).toScalar());
+    wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return wrapped;
+  }
+  return torch::jit::toIValue(value, type);
+}
+
+// Returns the handle of an overload, whose name starts with the namespace unless that is aten.
+c10::OperatorHandle handle_of(const std::string& name) {
+  const size_t colons = name.find("::");
+  const std::string space = colons == std::string::npos ? "aten" : name.substr(0, colons);
+  const std::string own = colons == std::string::npos ? name : name.substr(colons + 2);
+  const size_t dot = own.find('.');
+  const std::string overload = dot == std::string::npos ? "" : own.substr(dot + 1);
+  return c10::Dispatcher::singleton().findSchemaOrThrow((space + "::" + own.substr(0, dot)).c_str(), overload.c_str());
 }
 
 Integers integers(const py::handle& values) {

@@ -53,7 +53,8 @@ std::pair<uint64_t, uint64_t> draw_from(at::Generator generator, uint64_t advanc
 struct Refused {};
 
 struct Replay {
-  const State& state;
+  // The operator, or null in a graph.
+  const State* state;
   const Plan& plan;
   const Call& call;
   c10::SmallVector<at::Tensor, 4> buffers;
@@ -136,6 +137,16 @@ struct Replay {
     }
   }
 
+  // Sets bytes of the plan's device to 0.
+  void clear(const Source& source, size_t bytes) const {
+    void* data = reinterpret_cast<void*>(address(source));
+    if (plan.device.is_cpu()) {
+      std::memset(data, 0, bytes);
+    } else if (bytes) {
+      check(driver().fill(reinterpret_cast<uintptr_t>(data), 0, bytes, driver().stream(plan.device.index())));
+    }
+  }
+
   void check(int code) const {
     TORCH_CHECK(code == 0, failed(), driver().describe(code));
   }
@@ -177,7 +188,8 @@ struct Replay {
   }
 
   std::string failed() const {
-    return "tritonite: launching the kernel of " + state.space + "::" + state.name + " failed: ";
+    const std::string what = state ? "the kernel of " + state->space + "::" + state->name : "a kernel of a graph";
+    return "tritonite: launching " + what + " failed: ";
   }
 
   // Returns the bits of a parameter that is no tensor descriptor.
