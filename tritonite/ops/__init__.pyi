@@ -191,6 +191,12 @@ def _chunk_cat(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int) -> to
 @overload
 def _chunk_cat(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def _compute_linear_combination(input: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _compute_linear_combination(
+    input: torch.Tensor, coefficients: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
 def _conj_copy(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _conj_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -2271,6 +2277,30 @@ def _to_copy(
     out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
+def _trilinear(
+    i1: torch.Tensor,
+    i2: torch.Tensor,
+    i3: torch.Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor: ...
+@overload
+def _trilinear(
+    i1: torch.Tensor,
+    i2: torch.Tensor,
+    i3: torch.Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def _unique(
     self: torch.Tensor, sorted: bool = True, return_inverse: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -3145,6 +3175,20 @@ def batch_norm_stats(input: torch.Tensor, eps: float) -> tuple[torch.Tensor, tor
 @overload
 def batch_norm_stats(
     input: torch.Tensor, eps: float, *, out0: torch.Tensor, out1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_update_stats(
+    input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, momentum: float
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_update_stats(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def bernoulli(self: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...

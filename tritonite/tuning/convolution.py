@@ -169,7 +169,7 @@ def _call(run: Run, operands: Sequence[torch.Tensor], problem: Problem, tile: Ti
         launch.filter_gradient(*pair, weight, geometry, "ieee", tile)
     else:
         convolve = launch.convolve_transposed if run.layer.transposed else launch.convolve
-        convolve(x, weight, None, out, geometry, "ieee", None, tile)
+        convolve(x, weight, None, out, geometry, "ieee", tile=tile)
 
 
 def _aten(run: Run, operands: Sequence[torch.Tensor]) -> torch.Tensor:
