@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from triton.runtime import driver
 from typer.testing import CliRunner
 from without_gpu import run
 
@@ -47,9 +48,14 @@ class Trainer:
         return [each.clone() for each in (*tensors, *generators)], list(map(id, gradients))
 
 
+def target():
+    """Return what kernels are compiled for; None in the interpreter, which compiles none."""
+    return None if tritonite.backend.interpreted else driver.active.get_current_target()
+
+
 def gathered(function, *args, **kwargs):
     """Collect the kernels of a call, and return the overloads that could not be recorded."""
-    return collect(function, args, kwargs, compilation.Collector(None))
+    return collect(function, args, kwargs, compilation.Collector(target()))
 
 
 # Small tensors are restored, and writes to large ones left out: by the limit, all are the one or the other.
@@ -143,7 +149,7 @@ def test_declined_calls_and_errors_of_the_function(device):
 
 
 def test_the_selection_in_force_decides(device):
-    collector = compilation.Collector(None)
+    collector = compilation.Collector(target())
     with tritonite.use_gems(include="exp"):
         before = tritonite.stats().get("exp")
         collect(torch.exp, (torch.ones(3, device=device),), {}, collector)

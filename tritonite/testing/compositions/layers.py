@@ -135,7 +135,9 @@ def short_convolution_update(x, state, weight, bias=None, activation=None):
 
 _ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     None: lambda x: x,
-    **{name: getattr(functional, name) for name in ("relu", "relu6", "sigmoid", "tanh", "silu", "gelu", "hardswish")},
+    **{name: getattr(functional, name) for name in ("relu", "relu6", "sigmoid", "tanh", "silu", "gelu")},
+    # ATen multiplies by the float32 value of 1/6 on a GPU.
+    "hardswish": lambda x: x * functional.relu6(x + 3) / 6,
     "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
 }
 
