@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import tritonite
 from tritonite.bench import models
 from tritonite.bench.models import language, passes
 from tritonite.bench.timing import ATEN, TRITONITE, Provider
-from tritonite.errors import TritoniteError, WrongAnswer
+from tritonite.errors import TritoniteError
 
 pytest.importorskip("transformers")
 
@@ -108,6 +109,24 @@ def test_a_training_step_is_timed_and_starts_each_time_from_the_same_parameters(
     assert first.abs().max() > 0 and torch.equal(first, second)
 
 
+@pytest.mark.parametrize("name", ["resnet", "whisper"])
+def test_a_zoo_runs_in_autocast_from_float32_weights(name):
+    zoo = models.zoo("vision", workload(torch.bfloat16, batch=1))
+    assert {each.name for each in zoo} == set(models.ZOOS["vision"])
+    inference, training = (each for each in zoo if each.name == name)
+    assert (inference.train, training.train) == (False, True)
+    assert {each.workload.channels_last for each in (inference, training)} == {name in models.OF_IMAGES}
+    (result,) = profiled(inference)
+    assert (result.model, result.dtype) == (inference.title, "bfloat16 autocast") and not result.failure
+    assert set(result.times) == {"aten", "tritonite"} and 0 < result.call_shares["tritonite"] < 1
+    if name == "resnet":
+        (forward,), (step,) = (models.phases(name, each.workload, each.train) for each in (inference, training))
+        with torch.inference_mode():
+            assert forward.forward().dtype is torch.bfloat16
+        gradients = step.forward()
+        assert gradients.dtype is torch.float32 and gradients.abs().max() > 0
+
+
 def test_a_model_without_a_training_step_is_refused():
     with pytest.raises(TritoniteError, match="vit has no training step; models with one are bert, convnext, llama"):
         models.phases("vit", workload(), train=True)
@@ -154,10 +173,11 @@ def test_pretrained_weights_are_used_if_present(monkeypatch):
     ],
 )
 def test_a_wrong_answer_is_not_timed(name, operator, function, reason, monkeypatch):
-    monkeypatch.setattr(passes, "_times", None)
     broken = Provider("broken", lambda _: replaced(operator, function))
-    with pytest.raises(WrongAnswer, match=f"broken .* {name} prefill, float32: .*{reason}"):
-        measured(name, (*PROVIDERS, broken))
+    case = models.ModelCase(name, workload(torch.float32))
+    for result in models.measure([case], (*PROVIDERS, broken), 1):
+        assert re.search(f"broken .* {name} {result.phase}, float32: .*{reason}", result.failure)
+        assert not result.times and not result.host_times and not result.operators
 
 
 @pytest.mark.parametrize("change", [lambda x: 2 * x, lambda x: x[:1], lambda x: x.double()])
@@ -166,8 +186,9 @@ def test_wrong_lengths_shapes_and_dtypes_are_found(change, monkeypatch):
     x = torch.ones(2, TOKENS, 8, device=tritonite.device)
     monkeypatch.setitem(models.MODELS, "toy", lambda *_: [models.Phase("prefill", TOKENS, x.exp)])
     exact = x.exp()
-    with pytest.raises(WrongAnswer, match="broken"):
-        measured("toy", (ATEN, Provider("broken", lambda _: replaced("exp", lambda _: change(exact)))))
+    broken = Provider("broken", lambda _: replaced("exp", lambda _: change(exact)))
+    (result,) = models.measure([models.ModelCase("toy", workload())], (ATEN, broken), 1)
+    assert "broken" in result.failure
 
 
 def test_providers_take_turns_and_passes_are_undone(monkeypatch):

@@ -240,7 +240,7 @@ def bench(
     slower = view.show_changes(console, results.compare(earlier, measured)) if earlier else 0
     if measured.interrupted:
         raise typer.Exit(130)
-    if slower or any(result.failure for result in measured.results):
+    if slower or any(each.failure for each in (*measured.results, *measured.models)):
         raise typer.Exit(1)
 
 
