@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import multiprocessing
 import os
 import sys
@@ -352,63 +351,6 @@ def test_the_command_measures_models(tmp_path):
     (found,) = Run.load(file).models
     assert (found.batch, found.tokens, set(found.times)) == (2, 3, {"aten", "tritonite"})
     assert "bert" in page.read_text()
-
-
-def toy(workload):
-    return workload.model(lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.SiLU()))
-
-
-def toy_forward(workload):
-    model, x = toy(workload), workload.noise(2, 8)
-    return [models.Phase("forward", 1, lambda: model(x))]
-
-
-def toy_step(workload):
-    model, x = toy(workload), workload.noise(2, 8)
-    return [workload.training(model, lambda: model(x).float().square().mean(), model.parameters(), 1)]
-
-
-def toy_wrong(workload):
-    """Return a pass whose results are all different."""
-    answers = itertools.count()
-    return [models.Phase("forward", 1, lambda: torch.full((1, 1, 8), 2.0 ** next(answers)))]
-
-
-def test_the_command_measures_a_zoo(tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
-    for name, forward in (("wrong", toy_wrong), ("toy", toy_forward)):
-        monkeypatch.setitem(models.MODELS, name, forward)
-        monkeypatch.setitem(models.STEPS, name, toy_step)
-    monkeypatch.setitem(models.ZOOS, "vision", ("wrong", "toy"))
-    monkeypatch.setattr(timing, "copy_bandwidth", lambda: 1e12)
-    file, page = tmp_path / "results.json", tmp_path / "report.html"
-    text = bench("--zoo", "vision", "--model", "toy", "--json", file)
-    for column in ("ATen device ms", "ATen host ms", "of calls", "device x", "host x", "every: of calls"):
-        assert column in text
-    assert text.count("every kernel") >= 2 and "wrong" not in text
-    found = Run.load(file).models
-    assert [(each.model, each.phase, each.dtype) for each in found] == [
-        ("toy", "forward", "bfloat16 autocast"),
-        ("toy", "train", "bfloat16 autocast"),
-    ]
-    for each in found:
-        assert list(each.times) == ["aten", "tritonite", "every kernel"] and not each.failure
-        assert set(each.call_shares) == {"tritonite", "every kernel"}
-        assert 0 < each.call_shares["tritonite"] <= each.call_shares["every kernel"] <= 1
-    # One wrong answer is printed, and the other passes are measured.
-    text = bench("--zoo", "vision", "--json", file, "--html", page, code=1)
-    assert "gives another answer than ATen for wrong forward, bfloat16 autocast" in text
-    found = Run.load(file).models
-    assert [(each.model, each.phase, bool(each.failure), len(each.times)) for each in found] == [
-        ("wrong", "forward", True, 0),
-        *((name, phase, False, 3) for name, phase in (("wrong", "train"), ("toy", "forward"), ("toy", "train"))),
-    ]
-    assert "wrong forward" in page.read_text()
-
-
-@pytest.mark.parametrize("arguments", [("--zoo", "text"), ("--zoo", "vision", "--dtype", "float32")])
-def test_other_zoos_and_dtypes_are_refused(arguments):
-    bench(*arguments, code=2)
 
 
 def test_the_command_compares(tmp_path, monkeypatch):

@@ -109,24 +109,6 @@ def test_a_training_step_is_timed_and_starts_each_time_from_the_same_parameters(
     assert first.abs().max() > 0 and torch.equal(first, second)
 
 
-@pytest.mark.parametrize("name", ["resnet", "whisper"])
-def test_a_zoo_runs_in_autocast_from_float32_weights(name):
-    zoo = models.zoo("vision", workload(torch.bfloat16, batch=1))
-    assert {each.name for each in zoo} == set(models.ZOOS["vision"])
-    inference, training = (each for each in zoo if each.name == name)
-    assert (inference.train, training.train) == (False, True)
-    assert {each.workload.channels_last for each in (inference, training)} == {name in models.OF_IMAGES}
-    (result,) = profiled(inference)
-    assert (result.model, result.dtype) == (inference.title, "bfloat16 autocast") and not result.failure
-    assert set(result.times) == {"aten", "tritonite"} and 0 < result.call_shares["tritonite"] < 1
-    if name == "resnet":
-        (forward,), (step,) = (models.phases(name, each.workload, each.train) for each in (inference, training))
-        with torch.inference_mode():
-            assert forward.forward().dtype is torch.bfloat16
-        gradients = step.forward()
-        assert gradients.dtype is torch.float32 and gradients.abs().max() > 0
-
-
 def test_a_model_without_a_training_step_is_refused():
     with pytest.raises(TritoniteError, match="vit has no training step; models with one are bert, convnext, llama"):
         models.phases("vit", workload(), train=True)

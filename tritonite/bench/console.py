@@ -159,7 +159,7 @@ def _show_drawn(console: Console, run: Run) -> None:
 
 
 def show_models(console: Console, models: Sequence[ModelResult]) -> None:
-    """Print models' passes: tokens a second, milliseconds a pass, the operators whose times differ most, or a failure."""
+    """Print models' passes: tokens a second, times, and the operators whose times differ most; or the failure."""
     for model in models:
         length = f"{model.tokens} tokens" + (f" after {model.context}" if model.context else "")
         console.print(f"{model.model} {model.phase}, {model.dtype}, batch {model.batch}, {length}", highlight=False)
