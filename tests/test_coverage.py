@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import core_aten
 import pytest
 import torch
+from conftest import served
 
 import tritonite
 from tritonite import registry
@@ -46,21 +48,49 @@ def test_a_declaration_is_short():
         assert len(declaration.packets) <= 6, declaration.packets
 
 
-# Operators of core ATen that compute nothing: views, sizes, empty tensors, and numbers read by the host.
-_NO_COMPUTE = {
-    *("_local_scalar_dense", "alias", "as_strided", "diagonal", "empty.memory_format", "empty_strided", "expand"),
-    *("permute", "select.int", "slice.Tensor", "split_with_sizes", "squeeze.dim", "squeeze.dims", "unsqueeze", "view"),
-    *("resize_", "sym_is_contiguous", "sym_numel", "sym_size.int", "sym_storage_offset", "sym_stride.int"),
-}
+core_is_known = pytest.mark.skipif(torch.__version__ < "2.13", reason="other operators are of the core")
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="other operators are of the core")
-def test_most_of_what_core_aten_computes_is_served():
-    names = {schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas()}
-    packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
-    every = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    core = {str(overload)[5:].removesuffix(".default") for overload in every if torch.Tag.core in overload.tags}
-    assert core >= _NO_COMPUTE
-    computing = core - _NO_COMPUTE
-    served = computing & tritonite.overloads().keys()
-    assert len(computing) <= 172 and len(served) >= 150, sorted(computing - served)
+@core_is_known
+def test_all_of_core_aten_that_computes_is_served_or_left_with_a_reason():
+    computing = core_aten.computing()
+    others = computing - tritonite.overloads().keys()
+    reasons = core_aten.COMPOSED.keys() | core_aten.LEFT.keys()
+    assert len(computing) <= 172 and others == reasons, others ^ reasons
+    assert len(core_aten.LEFT) <= 2
+    text = core_aten.page()
+    assert f"{len(computing) - len(core_aten.LEFT)} of {len(computing)} operators that compute are served" in text
+    assert all(f"| `{name}` |" in text for name in reasons)
+
+
+# Calls of composites of core ATen, and the operator with a kernel that serves each.
+COMPOSITES = [
+    ("adaptive_avg_pool1d", "_adaptive_avg_pool2d", (2, 3, 12), ([5],)),
+    ("adaptive_avg_pool1d", "mean.dim", (2, 3, 12), ([1],)),
+    ("avg_pool1d", "avg_pool2d", (2, 3, 12), ([3], [2], [1])),
+    ("upsample_bilinear2d.vec", "upsample_bilinear2d", (2, 3, 6, 8), ([9, 5], False, None)),
+    ("upsample_bilinear2d.vec", "upsample_bilinear2d", (2, 3, 6, 8), (None, True, [2.0, 1.5])),
+    ("upsample_nearest2d.vec", "upsample_nearest2d", (2, 3, 6, 8), ([9, 5], None)),
+    ("upsample_nearest2d.vec", "upsample_nearest2d", (2, 3, 6, 8), (None, [2.0, 1.5])),
+    ("var.dim", "var.correction", (2, 3, 6, 8), ([1, 3], True, False)),
+    ("var.dim", "var.correction", (2, 3, 6, 8), (None, False, True)),
+]
+
+
+@pytest.mark.parametrize(("name", "kernel", "shape", "arguments"), COMPOSITES)
+def test_composites_of_core_aten_are_served(name, kernel, shape, arguments):
+    packet, _, overload = name.partition(".")
+    function = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    for trains in (False, True):
+        x = torch.randn(shape, device=tritonite.device, requires_grad=trains)
+        tritonite.reset_stats()
+        with tritonite.use_gems(), torch.inference_mode(not trains):
+            actual = function(x, *arguments)
+        ran = [each for each, counts in tritonite.stats().items() if counts.launched + counts.replayed]
+        assert ran == [kernel] and served(kernel)
+        torch.testing.assert_close(actual, function(x, *arguments))
+
+
+def test_every_composite_of_core_aten_is_called():
+    called = {(name, kernel) for name, kernel, *_ in COMPOSITES}
+    assert called == {(name, kernel) for name, made in core_aten.COMPOSED.items() for kernel in made}

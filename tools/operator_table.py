@@ -1,10 +1,11 @@
-"""Write docs/ops.md from the catalog; with --check, exit with 1 if it is stale."""
+"""Write docs/ops.md and docs/core-aten.md from the catalog; with --check, exit with 1 if one is stale."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import core_aten
 import generated
 
 import tritonite
@@ -59,7 +60,8 @@ def table() -> str:
 
 
 def main() -> int:
-    return generated.write(PATH, table(), "docs/ops.md", "make docs")
+    pages = {PATH: table(), PATH.with_name("core-aten.md"): core_aten.page()}
+    return max([generated.write(path, text, f"docs/{path.name}", "make docs") for path, text in pages.items()])
 
 
 if __name__ == "__main__":

@@ -159,10 +159,13 @@ def _show_drawn(console: Console, run: Run) -> None:
 
 
 def show_models(console: Console, models: Sequence[ModelResult]) -> None:
-    """Print models' passes: tokens a second, milliseconds a pass, and the operators whose times differ most."""
+    """Print models' passes: tokens a second, times, and the operators whose times differ most; or the failure."""
     for model in models:
         length = f"{model.tokens} tokens" + (f" after {model.context}" if model.context else "")
         console.print(f"{model.model} {model.phase}, {model.dtype}, batch {model.batch}, {length}", highlight=False)
+        if model.failure:
+            console.print(f"[red]{escape(model.failure)}[/]", highlight=False, soft_wrap=True)
+            continue
         shown = Table("provider", "tokens/s", "ms a pass", "host ms", "device ms", box=None)
         for name, time in model.times.items():
             host = model.host_times[name]
@@ -180,13 +183,16 @@ def show_models(console: Console, models: Sequence[ModelResult]) -> None:
 
 
 def show_zoo(console: Console, models: Sequence[ModelResult]) -> None:
-    """Print a row a pass: shares of Tritonite's kernels, and ATen's times over Tritonite's; then who became slower."""
+    """Print a row a pass: shares of Tritonite's kernels, and ATen's times over Tritonite's; then the slower passes."""
     numbers = ("of calls", "of device", "device x", "host x")
     by_default = (Column(f"{name}", justify="right") for name in numbers)
     every = (Column(f"every: {name}", justify="right") for name in numbers[:3])
     aten = (Column(f"ATen {name} ms", justify="right") for name in ("device", "host"))
     shown = Table("model", "pass", *aten, *by_default, *every, box=None)
     for model in models:
+        if model.failure:
+            shown.add_row(model.model, model.phase, "[red]wrong[/]")
+            continue
         device = model.device_times.get(REFERENCE)
         times = "" if device is None else f"{device / 1e3:.2f}", f"{model.host_times[REFERENCE].median / 1e3:.2f}"
         own = [*_shares(model, TRITONITE.name), _speedup(model.host_speedup())]

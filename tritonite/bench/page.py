@@ -107,11 +107,11 @@ def _charts(run: Run) -> str:
 
 
 def _models(run: Run) -> str:
-    if not run.models:
-        return ""
     head = ["model", "phase", "dtype", "batch", "tokens", "provider"]
     head += ["tokens/s", "ms a pass", "speedup", "host ms", "device ms"]
     rows = [_model_row(model, provider) for model in run.models for provider in model.times]
+    if not rows:
+        return ""
     details = "".join(_model_operators(model) for model in run.models if model.operators)
     return f'<h2>Models</h2><div class="card scroll">{_plain_table(head, rows)}</div>{details}'
 
@@ -192,11 +192,13 @@ def _plain_table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _failures(run: Run) -> str:
-    failed = [result for result in run.results if result.failure]
+    failed = [
+        (each.op, f"{each.label}, {each.dtype}, {each.measure}", each.failure) for each in run.results if each.failure
+    ]
+    failed += [(each.model, f"{each.phase}, {each.dtype}", each.failure) for each in run.models if each.failure]
     lines = "".join(
-        f'<div><b class="bad">{escape(result.op)}</b> {escape(f"{result.label}, {result.dtype}, {result.measure}")}'
-        f"<pre>{escape(result.failure)}</pre></div>"
-        for result in failed
+        f'<div><b class="bad">{escape(name)}</b> {escape(case)}<pre>{escape(failure)}</pre></div>'
+        for name, case, failure in failed
     )
     return f'<h2>Failures</h2><div class="card">{lines}</div>' if failed else ""
 

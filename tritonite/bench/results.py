@@ -108,6 +108,7 @@ class ModelResult:
         call_shares: the part of a pass's calls that Tritonite's kernels serve, 0 to 1, by provider.
         device_shares: the part of a pass's device time that Tritonite's kernels take, 0 to 1, by provider; empty
             without a GPU.
+        failure: why there are no times, such as a wrong answer; "" if there are.
     """
 
     model: str
@@ -122,6 +123,7 @@ class ModelResult:
     device_times: dict[str, float] = field(default_factory=dict)
     call_shares: dict[str, float] = field(default_factory=dict)
     device_shares: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
 
     @property
     def key(self) -> tuple[str, str, str, int, int, int]:

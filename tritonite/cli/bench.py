@@ -242,7 +242,8 @@ def bench(
     slower = view.show_changes(console, results.compare(earlier, measured)) if earlier else 0
     if measured.interrupted:
         raise typer.Exit(130)
-    if slower or any(result.failure for result in measured.results):
+    failures = [each.failure for each in measured.results] + [each.failure for each in measured.models]
+    if slower or any(failures):
         raise typer.Exit(1)
 
 

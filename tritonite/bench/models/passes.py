@@ -40,20 +40,23 @@ def measure(
         providers: the providers to time; the first is ATen.
         rounds: rounds in which providers take turns.
 
-    Yields a ModelResult with times for each pass, and once all are timed a second one with its profile. Raises
-    WrongAnswer, before anything of a model is timed, if a provider's results differ from ATen's.
+    Yields a ModelResult with times for each pass, and once all are timed a second one with its profile. A pass that a
+    provider computes otherwise than ATen has a failure in place of times and profile.
     """
     timed: list[list[ModelResult]] = []
     for case in cases:
-        timed.append([_timed(case, ways, rounds) for ways in _checked(case, providers)])
+        timed.append([_timed(case, ways, rounds) for ways in _ways(case, providers)])
         yield from timed[-1]
     # The profiler leaves hooks in the driver that slow calls, so models are made again after all have been timed.
     profiled = [each for each in providers if each.name in PROFILED]
     if not {each.name for each in profiled} >= set(COMPARED):
         return
     for case, results in zip(cases, timed, strict=True):
+        if all(result.failure for result in results):
+            continue
         for ways, result in zip(_ways(case, profiled), results, strict=True):
-            yield dataclasses.replace(result, **_profiled(ways))
+            if not result.failure:
+                yield dataclasses.replace(result, **_profiled(ways))
 
 
 def _ways(case: ModelCase, providers: Sequence[Provider]) -> list[Ways]:
@@ -63,17 +66,14 @@ def _ways(case: ModelCase, providers: Sequence[Provider]) -> list[Ways]:
     ]
 
 
-def _checked(case: ModelCase, providers: Sequence[Provider]) -> list[Ways]:
-    """Return the passes of a model. Raises WrongAnswer if a provider's results differ from ATen's."""
-    every = _ways(case, providers)
-    for ways in every:
-        phase = next(iter(ways.values()))
-        _check(f"{case.title} {phase.name}, {case.dtype}", ways, MINIMUM_SIMILARITY[case.workload.dtype])
-    return every
-
-
 def _timed(case: ModelCase, ways: Ways, rounds: int) -> ModelResult:
-    phase, (times, host_times) = next(iter(ways.values())), _times(ways, rounds)
+    """Return the times of a pass; its failure if a provider's results differ from ATen's."""
+    phase, times, host_times, failure = next(iter(ways.values())), dict[str, Timing](), dict[str, Timing](), ""
+    try:
+        _check(f"{case.title} {phase.name}, {case.dtype}", ways, MINIMUM_SIMILARITY[case.workload.dtype])
+        times, host_times = _times(ways, rounds)
+    except WrongAnswer as error:
+        failure = str(error)
     return ModelResult(
         model=case.title,
         phase=phase.name,
@@ -83,6 +83,7 @@ def _timed(case: ModelCase, ways: Ways, rounds: int) -> ModelResult:
         times=times,
         host_times=host_times,
         context=phase.context,
+        failure=failure,
     )
 
 
@@ -122,6 +123,7 @@ def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
 
 
 def _check(case: str, ways: Ways, minimum: float) -> None:
+    """Raise WrongAnswer if a provider's results of a pass differ from ATen's beyond `minimum` similarity."""
     expected = _pass(next(iter(ways.values())))[0]
     for provider, phase in ways.items():
         with provider.scope(None):
