@@ -3,6 +3,7 @@
 
 import contextlib
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tritonite import devices
 from tritonite.engine.gemm import product
 from tritonite.errors import CapturedInPart, Decline
 from tritonite.install import override, python
-from tritonite.runtime import contract
+from tritonite.runtime import compilation, contract
 from tritonite.runtime.symbols import zero_or_one
 from tritonite.testing.samples import samples
 from tritonite.testing.stand_in import standing_in
@@ -435,6 +436,8 @@ def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(de
         # As on a GPU, no kernel is compiled yet, and the first launch goes through the decorators.
         monkeypatch.setattr(type(add_one), "_compiles", True)
         monkeypatch.setattr(type(add_one), "_resolve", lambda *_: None)
+        monkeypatch.setattr("tritonite.runtime.libentry.driver", mock.Mock())
+        monkeypatch.setattr(compilation, "watch", lambda *_: None)
     x, pad = torch.arange(6.0, device=device), (0, 1)
     with standing_in("constant_pad_nd", host) as runs:
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -318,7 +318,7 @@ def test_blocks_do_not_depend_on_the_number_of_rows(monkeypatch):
         monkeypatch.setattr(launch, "LossMeta", lambda *args, **facts: found.append(facts) or META(*args, **facts))
         fused.cross_entropy(normal(rows, 100), targets(rows, classes=100), reduction="none")
     shapes = [(facts["rows"], facts["columns"]) for facts in found if "columns" in facts]
-    assert len(shapes) == 2 and len(set(shapes)) == 1
+    assert len(shapes) >= 2 and len(set(shapes)) == 1
 
 
 META = launch.LossMeta

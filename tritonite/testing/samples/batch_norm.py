@@ -119,7 +119,7 @@ facts.may_decline(
 facts.may_decline(
     ("_batch_norm_with_update.out", "_native_batch_norm_legit.*out", "native_batch_norm.out"),
     ("channels_last*", "float32 parameters channels_last*"),
-    "output with strides *",
+    "an output with strides *",
     "ATen's kernel for CPUs writes channels-last results in the input's order, whatever the output's layout",
     device="cpu",
 )

@@ -75,7 +75,7 @@ def _average(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
     if rank > 1:
         names = ("kernel_size", "stride", "padding", "ceil_mode")
         out = _compute(getattr(torch.ops.aten, f"avg_pool{rank}d"), x, *(given[name] for name in names))
-        given |= {} if out is None else {"grad_output": _like(out.to(x.dtype), tensors[1])}
+        given |= {} if out is None else {"grad_output": _like(out.to(x.dtype), tensors[-1])}
     return given
 
 
@@ -86,7 +86,7 @@ def _maximum(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
     given = {"self": x, **_window(x, rank)}
     operator = getattr(torch.ops.aten, f"max_pool{rank}d_with_indices")
     results = _compute(operator, x, *(given[name] for name in _STRIDED))
-    return given | _of_results(x, results, tensors[1])
+    return given | _of_results(x, results, tensors[-1])
 
 
 def _of_results(x: torch.Tensor, results: Any, values: torch.Tensor) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _adaptive_average(rank: int, tensors: facts.Tensors) -> dict[str, Any] | Non
     if x is None:
         return None
     size = _output_size(x, rank)
-    grad = _like(x.new_empty((*x.shape[:-rank], *size)), tensors[1])
+    grad = _like(x.new_empty((*x.shape[:-rank], *size)), tensors[-1])
     return {"self": x, "output_size": size, "grad_output": grad}
 
 
@@ -111,7 +111,7 @@ def _adaptive_maximum(rank: int, tensors: facts.Tensors) -> dict[str, Any] | Non
         return None
     size = _output_size(x, rank)
     results = _compute(getattr(torch.ops.aten, f"adaptive_max_pool{rank}d"), x, size)
-    return {"self": x, "output_size": size} | _of_results(x, results, tensors[1])
+    return {"self": x, "output_size": size} | _of_results(x, results, tensors[-1])
 
 
 def _fractional(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
@@ -122,7 +122,7 @@ def _fractional(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
     samples = _like(x.new_empty(batch, channels, rank), torch.tensor([0.25, 0.75, 0.0, 0.5, 0.125, 0.96875, 0.375]))
     given = {"self": x, "kernel_size": [2] * rank, "output_size": [1, 2, 2][-rank:], "random_samples": samples}
     operator = getattr(torch.ops.aten, f"fractional_max_pool{rank}d")
-    return given | _of_results(x, _compute(operator, x, *(given[name] for name in _FRACTIONAL)), tensors[1])
+    return given | _of_results(x, _compute(operator, x, *(given[name] for name in _FRACTIONAL)), tensors[-1])
 
 
 def _unpooled(rank: int, tensors: facts.Tensors) -> dict[str, Any] | None:
