@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from conftest import FULL
 
 import tritonite
 from tritonite.bench import models
@@ -96,7 +97,7 @@ def test_models_of_images_are_timed_in_both_memory_formats(name, names, channels
         assert rows.shape[:2] == (2, 1) and rows.std() > 1e-3 and not torch.allclose(rows[0], rows[1])
 
 
-@pytest.mark.parametrize("name", sorted(models.STEPS))
+@pytest.mark.parametrize("name", sorted(models.STEPS) if FULL else ("convnext", "llama"))
 def test_a_training_step_is_timed_and_starts_each_time_from_the_same_parameters(name):
     if name in ("unet", "vae"):
         pytest.importorskip("diffusers", reason="diffusers is not installed")

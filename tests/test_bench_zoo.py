@@ -10,6 +10,7 @@ import tritonite
 from tritonite.bench import models, timing
 from tritonite.bench.results import Run
 from tritonite.bench.timing import ATEN, Provider
+from tritonite.cli.common import console
 
 pytest.importorskip("transformers")
 
@@ -65,6 +66,8 @@ def test_the_command_measures_a_zoo(tmp_path, monkeypatch):
         monkeypatch.setitem(models.MODELS, name, forward)
         monkeypatch.setitem(models.STEPS, name, step)
     monkeypatch.setitem(models.ZOOS, "vision", ("wrong", "toy"))
+    # Narrow terminals cut the headings of the table.
+    monkeypatch.setattr(console, "width", 240)
     monkeypatch.setattr(timing, "copy_bandwidth", lambda: 1e12)
     file, page = tmp_path / "results.json", tmp_path / "report.html"
     text = bench("--zoo", "vision", "--model", "toy", "--rounds", "1", "--json", file)
