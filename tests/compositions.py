@@ -21,6 +21,12 @@ def close(actual, exact, terms=1, resolution=None):
     torch.testing.assert_close(actual.double(), exact, rtol=resolution, atol=resolution * terms**0.5)
 
 
+def check_library_operator(packet, args):
+    """Check an operator's schema, fake and autograd registrations with a call, and that `explain` launches a kernel."""
+    torch.library.opcheck(packet, args)
+    assert "launch  " in tritonite.explain(packet._qualified_op_name, *args)
+
+
 def agree(ours, theirs, operands, used=None, terms=1, grad_terms=1):
     """Compare the results of `ours`, and their gradients by all operands, with those of `theirs`.
 

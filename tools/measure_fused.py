@@ -8,14 +8,13 @@ that must be read and written once, over the time. Gradients are measured as cal
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from tritonite import fused
-from tritonite.bench.timing import copy_bandwidth, device_samples
+from tritonite.bench.timing import TRITONITE, copy_bandwidth, measure
 
 ROWS, WIDTH, WORDS, BLOCK = 8192, 4096, 32_000, 128
 FLOAT8 = torch.float8_e4m3fn
@@ -24,8 +23,7 @@ library = torch.ops.tritonite
 
 def microseconds(call: Callable[[], object]) -> float:
     """Return the median device time of a call."""
-    device_samples(call)
-    return statistics.median([sample for _ in range(5) for sample in device_samples(call)])
+    return measure({TRITONITE: call}, "")["tritonite"].median
 
 
 def bytes_of(values: Any) -> int:

@@ -12,7 +12,7 @@ from triton.language import core
 _PTX = {32: ("add.rn.f32 $0, $1, 0f80000000;", "=r,r"), 64: ("add.rn.f64 $0, $1, 0d8000000000000000;", "=l,l")}
 
 
-def _apart(x: Any, _semantic: Any = None) -> Any:
+def _uncontracted(x: Any, _semantic: Any = None) -> Any:
     """Return a float32 or float64 value. The compiler contracts no operation on the result with one that made it.
 
     A kernel that computes several formulas then rounds between them as one kernel for each formula would.
@@ -32,4 +32,4 @@ def _same(x: Any) -> Any:
     return x
 
 
-apart = _same if knobs.runtime.interpret else core.builtin(_apart)
+uncontracted = _same if knobs.runtime.interpret else core.builtin(_uncontracted)

@@ -207,7 +207,7 @@ log = _elementwise(np.log)
 log10 = _elementwise(np.log10)
 log1p = _elementwise(np.log1p)
 log2 = _elementwise(np.log2)
-# Triton 3.6 has no rint for AMD. Both round halves to even.
+# Triton 3.6 has no rint for AMD, which rounds to the nearest integer, ties to even, as nearbyint does.
 nearbyint = _elementwise(np.rint)
 pow = _elementwise(np.power)
 rsqrt = _elementwise(lambda x: 1 / np.sqrt(x))

@@ -66,7 +66,7 @@ class Timed(NamedTuple):
 
 
 def candidates(dtype: torch.dtype) -> list[Tile]:
-    """Return the tiles to time, with the programs that fit beside each other on a multiprocessor.
+    """Return the tiles to time, with the programs that fit on a multiprocessor at once.
 
     Besides its sums a thread has about 64 registers, with products of bfloat16 terms 136.
     """

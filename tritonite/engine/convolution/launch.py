@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -75,7 +75,7 @@ def convolve(
     problem = problem_of(input, filters, out, geometry)
     axes = geometry.axes(input.shape[2:], out.shape[2:], filters.shape[2:])
     filters, strides = _product_filters(problem, filters, axes, geometry.groups, False)
-    _run(problem, input, filters, bias, out, axes, strides, precision, epilogue, tile)
+    _run(_Product(problem, input, filters, bias, axes, strides, precision), out, epilogue, tile)
 
 
 def convolve_transposed(
@@ -103,7 +103,7 @@ def convolve_transposed(
     problem = transposed_problem_of(input, filters, out, geometry)
     axes = geometry.transposed_axes(input.shape[2:], out.shape[2:], filters.shape[2:])
     filters, strides = _product_filters(problem, filters, axes, geometry.groups, True)
-    _run(problem, input, filters, bias, out, axes, strides, precision, epilogue, tile)
+    _run(_Product(problem, input, filters, bias, axes, strides, precision), out, epilogue, tile)
 
 
 def filter_gradient(
@@ -211,50 +211,42 @@ def _with_contiguous(filters: torch.Tensor, dim: int) -> torch.Tensor:
     return copy
 
 
-def _run(
-    problem: Problem,
-    input: torch.Tensor,
-    filters: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    axes: Axes,
-    strides: FilterStrides,
-    precision: str,
-    epilogue: Epilogue,
-    tile: Tile | None,
-) -> None:
+class _Product(NamedTuple):
+    """The operands of a convolution as a matrix product."""
+
+    problem: Problem
+    input: torch.Tensor
+    filters: torch.Tensor
+    bias: torch.Tensor | None
+    axes: Axes
+    strides: FilterStrides
+    precision: str
+
+
+def _run(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Tile | None) -> None:
     """Launch the convolution, and with slices of K the sum of the slices."""
-    input, matrices = channels_last(input, problem), product.positions_by_channels(out)
+    problem, bias, matrices = operands.problem, operands.bias, product.positions_by_channels(out)
+    operands = operands._replace(input=channels_last(operands.input, problem))
     # The sum of slices adds a bias, and nothing of the shape of the result.
     splits = matrices is not None and epilogue.residual is None and epilogue.sums is None
     tile = tile or select.forward_tile(problem, out.device, splits=splits)
     if tile.splits == 1 or matrices is None:
-        _launch(problem, input, filters, bias, out, axes, strides, precision, epilogue, tile)
+        _launch(operands, out, epilogue, tile)
         return
     batches, rows, columns = matrices.shape
     partials = empty((tile.splits * batches, rows, columns), _accumulator(out.dtype), out.device)
     # The first slice, in channels-last order.
     first = partials.as_strided(out.shape, contiguous_strides(out.shape, (1, 4, 3, 2, 0)))
-    _launch(problem, input, filters, None, first, axes, strides, precision, NO_EPILOGUE, tile)
+    _launch(operands._replace(bias=None), first, NO_EPILOGUE, tile)
     of_product = work.Epilogue(activation=epilogue.activation)
     if bias is not None:
         of_product = of_product._replace(addend=bias[None, None, :], beta=1)
     add_partial_products(partials, matrices, of_product.expanded(matrices.shape), columns, tile.splits, **fusion())
 
 
-def _launch(
-    problem: Problem,
-    input: torch.Tensor,
-    filters: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    axes: Axes,
-    strides: FilterStrides,
-    precision: str,
-    epilogue: Epilogue,
-    tile: Tile,
-) -> None:
+def _launch(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Tile) -> None:
     """Launch the kernel of convolutions. The results of slices of K follow each other from `out` on."""
+    problem, input, filters, bias, axes, strides, precision = operands
     filters_inner = strides.channel == 1
     vector = problem.channels if filters_inner else problem.columns
     contiguous = "channel" if filters_inner else "column"

@@ -149,6 +149,13 @@ def _target_logits(x, offset, target, counts, rows, classes, softcap, META: tl.c
     return tl.where(counts & ((target < 0) | (target >= classes.every)), float("nan"), logit)
 
 
+@triton.jit
+def _rows_of_program(n_rows, META: tl.constexpr):
+    """Return the META.rows rows of a program, and which of them exist."""
+    row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
+    return row, row < n_rows
+
+
 @libentry()
 @triton.jit(do_not_specialize=["n_rows", "ignore_index"])
 def read_rows(
@@ -164,8 +171,7 @@ def read_rows(
 ):
     """Store the statistics of META.rows rows of logits, which are read once."""
     wait_for_previous_launch()
-    row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
-    row_mask = row < n_rows
+    row, row_mask = _rows_of_program(n_rows, META)
     offset = strided_offset(row, rows.shape, rows.strides)
     found = _statistics_of_rows(x, offset, row_mask, rows, classes, targets.weight, statistics, softcap, META)
     target, _, counts = _weights_of_targets(targets, row, row_mask, classes.every, ignore_index, META)
@@ -188,8 +194,7 @@ def read_slices(
 ):
     """Store the statistics of a slice of META.rows rows of logits: `slice_columns` columns, a multiple of a block."""
     wait_for_previous_launch()
-    row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
-    row_mask = row < n_rows
+    row, row_mask = _rows_of_program(n_rows, META)
     offset = strided_offset(row, rows.shape, rows.strides)
     begin = tl.program_id(1) * slice_columns
     end = tl.minimum(begin + slice_columns, classes.own)
@@ -225,8 +230,7 @@ def combine_slices(
 ):
     """Store the statistics of META.rows rows of logits from those of their slices, at most META.columns."""
     wait_for_previous_launch()
-    row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
-    row_mask = row < n_rows
+    row, row_mask = _rows_of_program(n_rows, META)
     piece = tl.arange(0, META.columns)
     mask = row_mask[:, None] & (piece < n_slices)[None, :]
     index = row[:, None] * n_slices + piece[None, :]
@@ -329,8 +333,7 @@ def replace_by_gradient(
 ):
     """Store the statistics of META.rows rows of logits, and the gradient of their losses' sum over the logits."""
     wait_for_previous_launch()
-    row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
-    row_mask = row < n_rows
+    row, row_mask = _rows_of_program(n_rows, META)
     offset = strided_offset(row, rows.shape, rows.strides)
     target, weight, counts = _weights_of_targets(targets, row, row_mask, classes.every, ignore_index, META)
     logit = _target_logits(x, offset, target, counts, rows, classes, softcap, META)
@@ -385,8 +388,7 @@ def write_gradient(
     `total`.
     """
     wait_for_previous_launch()
-    row = tl.program_id(0).to(META.index) * META.rows + tl.arange(0, META.rows)
-    row_mask = row < n_rows
+    row, row_mask = _rows_of_program(n_rows, META)
     column = tl.program_id(1) * META.columns + tl.arange(0, META.columns)
     column_mask = column < classes.own
     mask = row_mask[:, None] & _in_memory(column, classes.own, META)[None, :]

@@ -190,9 +190,11 @@ def _program_types(own: Program, kinds: tuple[Kind, ...], default: torch.dtype) 
         stored += typed.results
     compiled, following = [], count
     for formula, arguments, results in steps:
-        apart = tuple([r.itemsize >= 4 and following + k in unrounded for k, r in enumerate(results)])
-        apart = tuple([each and r.is_floating_point for each, r in zip(apart, results, strict=True)])
-        compiled.append(CompiledStep(formula, tuple(arguments), tuple([TRITON_DTYPES[r] for r in results]), apart))
+        uncontracted = tuple(
+            [r.is_floating_point and r.itemsize >= 4 and following + k in unrounded for k, r in enumerate(results)]
+        )
+        rounded = tuple([TRITON_DTYPES[r] for r in results])
+        compiled.append(CompiledStep(formula, tuple(arguments), rounded, uncontracted))
         following += len(results)
     results = tuple([stored[slot - count] for slot in own.results])
     parameters = [Operand(None, None, Steps(tuple(compiled), own.results), role="program")]

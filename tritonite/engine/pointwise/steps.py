@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.language.contraction import apart
+from tritonite.language.contraction import uncontracted
 
 
 class StepArgument(NamedTuple):
@@ -34,13 +34,13 @@ class CompiledStep(NamedTuple):
     Attributes:
         formula: a function of `triton.jit`.
         dtypes: the Triton dtype that each result is rounded to.
-        apart: for each result, whether a later step computes with it unrounded, in float32 or float64.
+        uncontracted: for each result, whether a later step computes with it unrounded, in float32 or float64.
     """
 
     formula: Any
     arguments: tuple[StepArgument, ...]
     dtypes: tuple[Any, ...]
-    apart: tuple[bool, ...]
+    uncontracted: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _result_dtype(steps, i, k):
 
 @triton.constexpr_function
 def _is_apart(steps, i, k):
-    return steps.steps[i].apart[k]
+    return steps.steps[i].uncontracted[k]
 
 
 @triton.constexpr_function
@@ -139,7 +139,7 @@ def evaluate_program(STEPS: tl.constexpr, operands):
         for k in tl.static_range(_result_count(STEPS, i)):
             value = found[k].to(_result_dtype(STEPS, i, k))
             if _is_apart(STEPS, i, k):
-                value = apart(value)
+                value = uncontracted(value)
             slots = slots + (value,)
     results = ()
     for j in tl.static_range(_stored_count(STEPS)):

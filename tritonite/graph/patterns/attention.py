@@ -1,8 +1,8 @@
 """Attention written out, softmax(query @ key.mT * scale + mask) @ value, to `tritonite::attention`.
 
 Scores and probabilities are then never in memory, and probabilities are rounded by tiles. Heads of key and value that
-are repeated for several heads of the query are read once. A row whose mask is -inf for
-all keys becomes 0, where the softmax gives nan.
+are repeated for several heads of the query are read once. A row whose mask is -inf for all keys becomes 0, where the
+softmax gives nan.
 """
 
 from __future__ import annotations

@@ -127,7 +127,10 @@ def _range(part: fx.Node, q: fx.Node, size: int) -> tuple[int, int] | None:
 
 
 def _repeats(node: Any) -> bool:
-    """Return whether both halves of the last dimension are equal: pointwise functions of angles beside themselves."""
+    """Return whether both halves of the last dimension are equal.
+
+    They are for pointwise functions of a concatenation of angles with themselves.
+    """
     while isinstance(node, fx.Node):
         if is_call(node, aten.cat.default):
             parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0

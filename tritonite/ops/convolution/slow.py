@@ -3,7 +3,7 @@
 import torch
 
 from tritonite.dtypes import FLOATS
-from tritonite.engine.iteration import same_strides
+from tritonite.engine.outputs import check_layout
 from tritonite.errors import Decline
 from tritonite.ops.convolution.call import Backend, Call, sizes_of, strides_of
 from tritonite.ops.convolution.compute import backward, forward
@@ -11,16 +11,8 @@ from tritonite.ops.matmul import precision_of
 from tritonite.registry import operator
 
 
-def _check_layout(outs, shapes, channels_last):
-    """Decline outputs that ATen's kernels would give other strides, or write in another order."""
-    for out, shape in zip(outs, shapes, strict=False):
-        fits = tuple(out.shape) == tuple(shape)
-        if not (fits and same_strides(shape, out.stride(), strides_of(shape, channels_last))):
-            raise Decline(f"output of shape {tuple(out.shape)} with strides {out.stride()}")
-
-
 def _slow_forward(call, bias, outs, backend):
-    _check_layout(outs, [call.shape], call.channels_last(backend))
+    check_layout(outs, strides_of(call.shape, call.channels_last(backend)))
     return forward(call, bias, outs, precision_of(call.input.dtype), backend)
 
 
@@ -53,7 +45,8 @@ def _slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, paddin
     if channels_last and not weight.is_contiguous(memory_format=torch.channels_last):
         raise Decline("a channels-last input and a weight in another order, which ATen refuses")
     if output_mask is None:
-        _check_layout(outs, (tuple(self.shape), tuple(weight.shape)), channels_last)
+        for out, own in zip(outs, (self, weight), strict=False):
+            check_layout([out], strides_of(own.shape, channels_last))
     output_mask, precision = output_mask or (True,) * 3, precision_of(self.dtype)
     return backward(call, grad_output, output_mask, outs, precision, Backend.Slow2d)
 

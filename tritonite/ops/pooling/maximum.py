@@ -34,8 +34,8 @@ from tritonite.ops.reduction.sums import both
 from tritonite.registry import operator, scalar_kernel
 from tritonite.runtime.contract import decline_if_slower, empty_strided
 
-# Elements of large images, and their elements for each window, from which ATen's adaptive gradient is faster.
-_MANY, _LARGE = 2**22, 100
+# Fewest elements of images, and of an image for each window, for which ATen's adaptive gradient is faster.
+_LARGE_IMAGES, _LARGE_WINDOWS = 2**22, 100
 
 
 @triton.jit
@@ -263,7 +263,7 @@ def adaptive_max_pool3d(self, output_size, outs=()):
 
 def _decline_large_windows(self, grad_output):
     """Decline large images under large windows: ATen fills them with 0, and writes one element of each window."""
-    decline_if_slower(self.numel() >= _MANY and self.numel() > _LARGE * grad_output.numel())
+    decline_if_slower(self.numel() >= _LARGE_IMAGES and self.numel() > _LARGE_WINDOWS * grad_output.numel())
 
 
 @operator("adaptive_max_pool2d_backward", accepts=FLOATS)
