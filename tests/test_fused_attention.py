@@ -207,6 +207,15 @@ MASKS = [
 ]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [1, 33])
+@pytest.mark.parametrize("sizes", [(40, 7), (64, 32), (30, 60)])
+def test_heads_and_values_of_different_sizes_by_tiles_of_the_device(sizes, queries, dtype):
+    given = operands(2, 3, 1, queries, 300, *sizes, dtype=dtype, sinks=True)
+    mask = torch.randn(2, 3, queries, 300, device=tritonite.device) > -1
+    agree(given, {"softcap": 5.0, "attn_mask": mask})
+
+
 @pytest.mark.parametrize("options", [{}, {"window": 9, "softcap": 2.0}])
 @pytest.mark.parametrize("mask", range(len(MASKS)))
 def test_masks(mask, options, small_tiles):

@@ -13,7 +13,7 @@ from tritonite import devices
 from tritonite.graph.compiled import CompiledGraph
 from tritonite.graph.options import options_of
 from tritonite.graph.partition import partition
-from tritonite.graph.passes import run_passes
+from tritonite.graph.passes import checks_kept, run_passes
 from tritonite.install.override import select
 
 
@@ -53,14 +53,15 @@ class Backend:
 
             return run
 
-        result = aot_autograd(
-            fw_compiler=compile_graph("forward"),
-            bw_compiler=compile_graph("backward"),
-            inference_compiler=compile_graph("inference"),
-            partition_fn=partition,
-            decompositions={},
-            keep_inference_input_mutations=True,
-        )(module, inputs)
+        with checks_kept():
+            result = aot_autograd(
+                fw_compiler=compile_graph("forward"),
+                bw_compiler=compile_graph("backward"),
+                inference_compiler=compile_graph("inference"),
+                partition_fn=partition,
+                decompositions={},
+                keep_inference_input_mutations=True,
+            )(module, inputs)
         # Dynamo wraps the innermost function again, with its attributes.
         getattr(result, "_torchdynamo_orig_callable", result).tritonite_graphs = mine
         return result

@@ -86,13 +86,15 @@ def compiler_options(natural: bool) -> dict[str, Any]:
     return devices.current.options | ({} if natural else devices.current.flushing)
 
 
-def padded_sizes(head: int, value: int) -> tuple[int, int]:
+def padded_sizes(head: int, value: int, precision: str) -> tuple[int, int]:
     """Return the powers of two that hold a head and a value in a tile.
 
-    They differ by a factor of 2 at most: Triton compiles wrong gradients for others.
+    They differ by a factor of 2 at most, with products by bfloat16 terms not at all: Triton compiles wrong gradients
+    for others, and accesses outside shared memory.
     """
     first, second = max(_LEAST, power_of_2(head)), max(_LEAST, power_of_2(value))
-    return max(first, second // 2), max(second, first // 2)
+    ratio = 1 if precision == "bf16x6" else 2
+    return max(first, second // ratio), max(second, first // ratio)
 
 
 def dot_precision(precision: str, query: torch.Tensor) -> str:
@@ -223,11 +225,12 @@ class Problem(NamedTuple):
         """Return the facts of a kernel that also reads or writes `tensors`; `least` bounds block_d and block_v."""
         head, value = self.query.shape[3], self.value.shape[3]
         index = offset_type(*[each for each in (*self[:4], *tensors) if each is not None])
-        blocks = padded_sizes(head, value)
+        precision = dot_precision(self.precision, self.query)
+        blocks = padded_sizes(head, value, precision)
         return AttentionMeta(
             causal=self.causal,
             last=self.packed is not None and self.packed.last,
-            precision=dot_precision(self.precision, self.query),
+            precision=precision,
             natural=self.query.dtype is torch.float32,
             nats=self.query.dtype is torch.float32 or self.adds,
             index=index,

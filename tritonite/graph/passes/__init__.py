@@ -6,8 +6,10 @@ A pass is a function that takes a graph module and changes it in place. `EXACT` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
+import torch
 from torch import fx
 
 Pass = Callable[[fx.GraphModule], None]
@@ -16,10 +18,28 @@ EXACT: list[Pass] = []
 FUSING: list[Pass] = []
 
 
+@contextlib.contextmanager
+def checks_kept() -> Iterator[None]:
+    """Keep calls that only raise errors in graphs that torch.fx cleans of dead code within the context.
+
+    Before torch 2.13 it takes the check behind `torch.linalg` for dead code, because nothing uses a result of it.
+    """
+    check, kept = torch.ops.aten._linalg_check_errors.default, fx.node._side_effectful_functions
+    if check in kept:
+        yield
+        return
+    kept.add(check)
+    try:
+        yield
+    finally:
+        kept.discard(check)
+
+
 def run_passes(module: fx.GraphModule, fuse: bool) -> None:
     """Run all passes over a graph module, those of `FUSING` only with `fuse`."""
     for each in (*EXACT, *(FUSING if fuse else ())):
         each(module)
-    module.graph.eliminate_dead_code()
+    with checks_kept():
+        module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
