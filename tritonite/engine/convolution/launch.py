@@ -296,6 +296,9 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
 def _facts(problem: Problem, tile: Tile, axes: Axes, precision: str, *tensors: torch.Tensor) -> dict[str, Any]:
     """Return the fields of the kernels' `TileMeta` that both kernels have."""
     device, dtype = tensors[0].device, problem.dtype
+    if select.is_folded(problem) and precision == "tf32":
+        # As ATen's: cuDNN has no TF32 kernels for so few channels.
+        precision = "ieee"
     exact = precision == "ieee" and dtype is torch.float32 and not devices.current.interpreted
     bf16x6 = exact and tile.bf16x6 and devices.has_tma(device)
     return {

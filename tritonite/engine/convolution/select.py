@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from tritonite import devices
@@ -193,12 +195,42 @@ def copies_images(problem: Problem, images: torch.Tensor) -> bool:
 # ATen
 
 
-def aten_is_faster(problem: Problem, precision: str, channels_last: bool, gradient: bool) -> bool:
+class Kind(NamedTuple):
+    """What decides whether ATen is faster, besides sizes.
+
+    exact: float32 operands without TF32.
+    channels_last: the input's channels are contiguous.
+    gradient: the call is for gradients.
+    patches: taps neither overlap nor leave out positions, and there is no padding, as in a vision transformer.
+    pointwise: a product of channels, one tap at every position.
+    sequence: one dimension.
+    """
+
+    exact: bool
+    channels_last: bool
+    gradient: bool
+    patches: bool = False
+    pointwise: bool = False
+    sequence: bool = False
+
+
+def aten_is_faster(problem: Problem, kind: Kind) -> bool:
     """Return whether ATen is expected to be faster than the kernels here; no other function decides this.
 
-    Exact float32 convolutions in channels-last order, by bf16x6 products, are faster than cuDNN's. cuDNN is faster with
-    16-bit floats. Where speeds have not been measured, as with groups and for some gradients, ATen serves the call.
+    Measured on an H200 beside cuDNN's own heuristic. What has not been measured is left to ATen.
     """
-    exact = problem.dtype is torch.float32 and precision == "ieee"
-    grouped = problem.groups * problem.merged > 1
-    return gradient or not exact or not channels_last or grouped or is_folded(problem)
+    grouped, folded, limits = problem.groups * problem.merged > 1, is_folded(problem), table()
+    if problem.dtype is torch.float64:
+        return True
+    if problem.dtype is torch.float32:
+        served = kind.exact and kind.channels_last and not folded
+        few = problem.merged == 1 and (grouped or problem.channels <= limits.exact_gradient_channels)
+        return not (served and (few or not kind.gradient))
+    if kind.patches and folded:
+        return False
+    if not kind.channels_last or folded or problem.merged > 1:
+        return True
+    if kind.gradient:
+        return not kind.pointwise
+    long = kind.sequence and problem.phases == 1 and problem.taps >= limits.long_taps
+    return not (grouped or long)

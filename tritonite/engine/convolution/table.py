@@ -52,37 +52,56 @@ class ConvolutionTable(NamedTuple):
     # Rows of tiles that consecutive programs go down.
     group_m: int = 8
     # Of a block of K's time the share that does not depend on the block's length.
-    fixed_share: float = 0.3
+    fixed_share: float = 0.28
     # Slices of K of a convolution: the most, the least blocks of a slice, and the time to add them up, in microseconds,
     # with the bytes that are read and written in a microsecond.
     most_splits: int = 16
     least_steps: int = 4
-    adding: float = 2.5
-    bytes_per_us: float = 3e6
+    adding: float = 2.1
+    bytes_per_us: float = 5.8e6
     # The filters' gradient: rounds of programs to aim at by slices of positions, the least blocks of a slice, and the
     # most bytes of all slices.
     rounds: int = 2
     least_blocks: int = 4
     slices_bytes: int = 2**26
+    # Channels of a group up to which exact float32 gradients are served, and taps of a sequence's filters from which on
+    # 16-bit convolutions are.
+    exact_gradient_channels: int = 64
+    long_taps: int = 11
     # Elements of a program that adds slices up, or writes block-diagonal filters.
     added: int = 256
 
 
 # No tile has 16 columns: Triton's warp-group products of 16 columns read beyond shared memory.
 _FLOATS_16 = (
-    Tile(128, 128, 64, 8, 3, 1, 0.47, 0.5),
-    Tile(128, 64, 64, 4, 4, 1, 0.27, 0.33),
-    Tile(128, 32, 64, 4, 4, 2, 0.19, 0.3),
-    Tile(64, 64, 64, 4, 4, 2, 0.19, 0.3),
-    Tile(64, 32, 64, 4, 4, 2, 0.15, 0.27),
-    Tile(32, 64, 64, 4, 4, 2, 0.17, 0.27),
+    Tile(128, 64, 64, 4, 4, 2, 0.288, 0.356, 3.22),
+    Tile(64, 32, 64, 4, 4, 3, 0.139, 0.242, 2.16),
+    Tile(128, 128, 64, 8, 3, 2, 0.429, 0.505, 3.71),
+    Tile(128, 256, 64, 8, 3, 1, 0.671, 0.758, 4.17),
+    Tile(64, 64, 64, 4, 4, 3, 0.173, 0.259, 2.62),
+    Tile(128, 32, 64, 4, 4, 2, 0.242, 0.318, 2.75),
+    Tile(128, 128, 64, 8, 4, 1, 0.471, 0.42, 3.2),
 )
 _FLOATS = (
-    Tile(128, 64, 32, 8, 3, 2, 0.86, 1.1, bf16x6=True),
-    Tile(64, 64, 32, 4, 3, 2, 0.55, 0.8, bf16x6=True),
-    Tile(128, 32, 32, 4, 3, 2, 0.7, 0.9, bf16x6=True),
-    Tile(64, 32, 32, 4, 3, 2, 0.43, 0.65, bf16x6=True),
-    Tile(32, 32, 32, 4, 3, 2, 0.32, 0.5),
+    Tile(64, 64, 32, 4, 3, 3, 0.594, 1.36, 2.84, bf16x6=True),
+    Tile(64, 32, 32, 4, 3, 3, 0.398, 0.723, 2.95, bf16x6=True),
+    Tile(128, 64, 32, 8, 3, 1, 0.815, 1.06, 6.86, bf16x6=True),
+    Tile(128, 128, 32, 8, 3, 1, 2.05, 2.1, 6.36, bf16x6=True),
+    Tile(128, 32, 32, 4, 3, 3, 0.838, 1.19, 4.08, bf16x6=True),
+)
+_FILTERS_16 = (
+    Tile(64, 64, 64, 4, 4, 3, 0.211, 0.633, 3.52),
+    Tile(64, 32, 64, 4, 4, 3, 0.215, 0.645, 0.4),
+    Tile(128, 128, 64, 8, 3, 2, 0.653, 1.31, 8.71),
+    Tile(128, 256, 64, 8, 3, 1, 1.28, 1.28, 8.37),
+    Tile(128, 128, 64, 8, 4, 1, 0.746, 0.746, 2.99),
+    Tile(64, 128, 64, 4, 4, 2, 0.459, 0.917, 3.04),
+)
+_FILTERS = (
+    Tile(64, 64, 32, 4, 3, 3, 1.0, 3.01, 6.59, bf16x6=True),
+    Tile(64, 32, 32, 4, 3, 3, 0.817, 2.45, 4.72, bf16x6=True),
+    Tile(64, 128, 32, 4, 3, 2, 1.73, 3.46, 6.99, bf16x6=True),
+    Tile(128, 32, 32, 4, 3, 3, 1.48, 4.44, 9.72, bf16x6=True),
 )
 _DOUBLES = (
     Tile(64, 64, 16, 4, 3, 1, 0.3, 0.3),
@@ -91,15 +110,21 @@ _DOUBLES = (
     Tile(32, 32, 16, 4, 3, 1, 0.13, 0.13),
 )
 _NVIDIA = {2: _FLOATS_16, 4: _FLOATS, 8: _DOUBLES}
-_AMD = {
-    size: tuple([tile._replace(num_stages=2, programs=1, bf16x6=False) for tile in tiles])
-    for size, tiles in _NVIDIA.items()
-}
+_NVIDIA_FILTERS = {2: _FILTERS_16, 4: _FILTERS, 8: _DOUBLES}
+
+
+def _for_amd(table: dict[int, tuple[Tile, ...]]) -> dict[int, tuple[Tile, ...]]:
+    return {
+        size: tuple([tile._replace(num_stages=2, programs=1, bf16x6=False) for tile in tiles])
+        for size, tiles in table.items()
+    }
+
+
 _INTERPRETED: dict[int, tuple[Tile, ...]] = dict.fromkeys((2, 4, 8), (Tile(128, 64, 64), Tile(64, 16, 64)))
 TABLE: dict[str, ConvolutionTable] = {
-    "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA),
-    "none": ConvolutionTable(_NVIDIA, _NVIDIA),
-    "amd": ConvolutionTable(_AMD, _AMD),
+    "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS),
+    "none": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS),
+    "amd": ConvolutionTable(_for_amd(_NVIDIA), _for_amd(_NVIDIA_FILTERS)),
     "interpreter": ConvolutionTable(_INTERPRETED, _INTERPRETED, copied_positions=2**20, most_splits=1),
 }
 

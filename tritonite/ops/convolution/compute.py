@@ -25,8 +25,17 @@ _BIAS = Reduction((0.0,), _itself, add_states, added_to_zero)
 
 
 def _decline_if_aten_is_faster(call, out, precision, gradient=False):
-    inner = call.input.stride(1) == 1
-    decline_if_slower(select.aten_is_faster(call.problem(out), precision, inner, gradient))
+    stride, padding, dilation, _ = call.steps
+    taps = tuple(call.weight.shape[2:])
+    kind = select.Kind(
+        exact=precision == "ieee",
+        channels_last=call.input.stride(1) == 1,
+        gradient=gradient,
+        patches=not call.transposed and stride == taps and not any(padding) and set(dilation) == {1},
+        pointwise=call.geometry.is_pointwise and set(taps) == {1},
+        sequence=call.dims == 1,
+    )
+    decline_if_slower(select.aten_is_faster(call.problem(out), kind))
 
 
 def forward(call, bias, outs, precision, backend=None, epilogue=NO_EPILOGUE):

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from tritonite.ops.convolution.call import precision
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
+from tritonite.testing.samples.matmul import truncated_terms
+from tritonite.testing.tolerances import ATOL
 
 _WHOLE = ("convolution", "_convolution", "convolution_backward")
 _IMAGES = ("_slow_conv2d_forward", "_slow_conv2d_backward", "slow_conv_dilated2d")
@@ -167,7 +170,12 @@ def terms_of_convolutions(sums: facts.Sums) -> float:
     """Return the terms of sums over taps and channels or over positions, of products of elements of at least 2."""
     sizes = [x.numel() / max(1, min(x.shape[:2])) for x in sums.tensors if x.dim() > 2]
     squares = [float(x.detach().double().square().mean().nan_to_num(1, 1)) for x in sums.tensors[:2]]
-    return max(16.0, math.prod(squares)) * max(1.0, *sizes)
+    longest = max(1.0, *sizes)
+    rounded = max(16.0, math.prod(squares)) * longest
+    if precision(sums.result.dtype) == "tf32":
+        # Of operands 10 bits are left, and of a large result's elements some err by several standard deviations.
+        rounded *= (2**-8 / ATOL[torch.float32]) ** 2
+    return max(rounded, truncated_terms(sums.tensors, longest))
 
 
 @facts.drawn("_slow_conv2d_backward")

@@ -162,23 +162,36 @@ _ARGUMENTS = {
 facts.ARGUMENTS |= _ARGUMENTS
 
 
-def terms_of_products(sums: facts.Sums, batches: int = 1) -> float:
-    """Return the terms of sums of products along the longest dimension of any operand, and along `batches`."""
-    floats = [x.detach().double().abs() for x in sums.tensors if x.is_floating_point()]
-    floats = [x.nan_to_num(0, 0).clamp_max(1e60) for x in floats]
-    largest, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
-    longest = batches * max((size for x in sums.tensors for size in x.shape), default=1)
-    # Tensor cores truncate a sum after each step instead of rounding it (Fasi, Higham, Mikaitis, Pranesh 2021). In 16
-    # bits a step adds 16 terms, and loses half a unit in the last place in the mean, of a sum that has grown with the
-    # root of the number of terms.
+def truncated_terms(tensors: facts.Tensors, longest: float) -> float:
+    """Return how many rounded terms have the roundoff of `longest` products that tensor cores add up.
+
+    They truncate a sum after each step instead of rounding it (Fasi, Higham, Mikaitis, Pranesh 2021). In 16 bits a step
+    adds 16 terms, and loses half a unit in the last place in the mean, of a sum that has grown with the root of the
+    number of terms.
+    """
+    floats = _magnitudes(tensors)
+    usual = sorted(float(x.mean()) for x in floats)
     truncated = longest * math.prod(usual[-2:]) / 2
-    if any(x.dtype.itemsize == 2 for x in sums.tensors):
+    if any(x.dtype.itemsize == 2 for x in tensors):
         squares = sorted(float(torch.linalg.vector_norm(x)) ** 2 / x.numel() for x in floats)
         grown = (longest * math.prod(squares[-2:])) ** 0.5
         truncated = max(truncated, longest / 16 * grown * 2**-24.5 / ATOL[torch.float16])
+    return truncated**2
+
+
+def _magnitudes(tensors: facts.Tensors) -> list[torch.Tensor]:
+    floats = [x.detach().double().abs() for x in tensors if x.is_floating_point()]
+    return [x.nan_to_num(0, 0).clamp_max(1e60) for x in floats]
+
+
+def terms_of_products(sums: facts.Sums, batches: int = 1) -> float:
+    """Return the terms of sums of products along the longest dimension of any operand, and along `batches`."""
+    largest = sorted(float(x.max()) for x in _magnitudes(sums.tensors))
+    longest = batches * max((size for x in sums.tensors for size in x.shape), default=1)
     # A factor multiplies roundoff, too; a small one leaves that of the addend.
     factor = min(max(1.0, abs(sums.alpha)), 1e60) if math.isfinite(sums.alpha) else 1.0
-    return max(longest * max(1.0, math.prod(largest[-2:])) ** 2, truncated**2) * factor**2
+    rounded = longest * max(1.0, math.prod(largest[-2:])) ** 2
+    return max(rounded, truncated_terms(sums.tensors, longest)) * factor**2
 
 
 facts.terms(*_ARGUMENTS)(terms_of_products)
