@@ -23,9 +23,12 @@ from tritonite.ops.resampling.scales import (
     scaled_size,
 )
 from tritonite.registry import operator as any_operator
+from tritonite.runtime.contract import decline_if_slower
 
 operator = functools.partial(any_operator, tensors_only=True)
 _ACCEPTED = (*FLOATS, torch.uint8)
+# Terms of an element of the gradient from which on ATen is faster, as it is where most elements have none.
+_MANY_TERMS = 16
 _ONE, _TWO, _THREE = ("scales",), ("scales_h", "scales_w"), ("scales_d", "scales_h", "scales_w")
 
 
@@ -78,6 +81,7 @@ def _backward(grad_output, output_size, input_size, scales, exact, outs):
     if _copies(resampling):
         move(grad_output, out)
         return (out,)
+    decline_if_slower(not out.numel() <= grad_output.numel() < _MANY_TERMS * out.numel())
     shift = 0.5 if exact else 0.0
     # ATen's GPU kernels find the outputs from the inverse scale, its CPU kernels from the forward scale.
     adjoint = aten.on_cpu()

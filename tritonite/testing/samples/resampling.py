@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tritonite.testing.samples import facts
+from tritonite.testing.tolerances import ATOL
 
 # Sizes of an input and an output, and factors that give them.
 _INPUTS, _OUTPUTS, _FACTORS = (3, 5, 4), (7, 3, 5), (2.34, 0.62, 1.3)
@@ -65,8 +66,9 @@ facts.ZERO_SIGN_OF_ROUNDOFF.update(f"{name}{way}" for name in _ANTIALIASED for w
 
 @facts.terms(*(f"{name}{way}" for name in ("upsample_bicubic2d", *_ANTIALIASED) for way in ("", "_backward")))
 def _weighted_terms(sums: facts.Sums) -> float:
-    """Return a multiple of the number of taps, whose weights depend on a rounded coordinate."""
-    return 64.0
+    """Return a multiple of the number of taps, or what a rounded coordinate changes by their weights."""
+    largest = max(size for x in sums.tensors for size in (1, *x.shape[2:]))
+    return max(64.0, (4 * largest * 2**-24 / ATOL[torch.float32]) ** 2)
 
 
 _SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
