@@ -24,11 +24,14 @@ import torch
 
 import tritonite
 from tritonite import fused
+from tritonite.bench import timing
 
 functional = torch.nn.functional
 LIGER = importlib.util.find_spec("liger_kernel") is not None
 ROWS, WIDTH, INNER, WORDS, TOKENS = 8192, 4096, 11008, 128256, 16384
 ROUNDS = 5
+# Cycles for which the device is kept busy while the host queues a call and its gradient.
+_CYCLES = 2_000_000
 Call = Callable[..., Any]
 
 
@@ -183,18 +186,6 @@ def _differentiated(call: Call, operands: Sequence[torch.Tensor]) -> None:
         each.grad = None
 
 
-def device_time(call: Callable[[], object]) -> float:
-    """Return the milliseconds of a call between its first and its last kernel."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    # The device is kept busy while the host queues the call.
-    torch.cuda._sleep(2_000_000)
-    begin.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end)
-
-
 def peak(call: Callable[[], object]) -> float:
     """Return the MB that a call allocates at most."""
     torch.cuda.synchronize()
@@ -228,7 +219,7 @@ def measure(row: Row) -> dict[str, dict[str, float]]:
     for _ in range(ROUNDS):
         for name, pair in calls.items():
             for kept, call in zip(times[name], pair, strict=True):
-                kept.append(device_time(call))
+                kept.extend(us / 1e3 for us in timing.device_samples(call, 1, _CYCLES))
     for name, (forward, whole) in times.items():
         found[name] |= {"forward": statistics.median(forward), "whole": statistics.median(whole)}
     return found

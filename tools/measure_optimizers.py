@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 import tritonite
+from tritonite.bench import timing
 
 # The parameters of Llama-3.2-1B, whose head is the embedding.
 WIDTH, INNER, WORDS, LAYERS = 2048, 8192, 128256, 16
@@ -28,16 +29,7 @@ ADAMW_STREAMS = 7
 
 def device_time(call: Callable[[], object], rounds: int = 5) -> float:
     """Return the median milliseconds of a call on the device."""
-    found = []
-    for i in range(rounds + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        if i >= 2:
-            found.append(begin.elapsed_time(end))
-    return statistics.median(found)
+    return statistics.median(timing.device_samples(call, rounds + 2)[2:]) / 1e3
 
 
 def host_time(call: Callable[[], object], rounds: int = 20) -> float:

@@ -77,10 +77,11 @@ def _flush() -> Call:
     return lambda: (graph.replay(), buffer)[0]
 
 
-def device_samples(call: Call, calls: int = _DEVICE_CALLS) -> list[float]:
+def device_samples(call: Call, calls: int = _DEVICE_CALLS, cycles: int = 0) -> list[float]:
     """Return device microseconds of each of a few calls, with operands evicted from the L2 cache.
 
-    The eviction takes longer than the host needs to queue the call, so that host time is hidden.
+    The eviction takes longer than the host needs to queue an operator, so that host time is hidden. For longer calls
+    the device is kept busy for further `cycles`.
     """
     if tritonite.device != "cuda":
         return [_wall(call)]
@@ -89,6 +90,8 @@ def device_samples(call: Call, calls: int = _DEVICE_CALLS) -> list[float]:
     for _ in range(calls):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         flush()
+        if cycles:
+            torch.cuda._sleep(cycles)
         begin.record()
         call()
         end.record()
