@@ -345,6 +345,8 @@ def test_where_aten_is_faster():
     assert not select.aten_is_faster(half._replace(taps=1), kind._replace(pointwise=True, gradient=True))
     patches = half._replace(channels=3, taps=256)
     assert not select.aten_is_faster(patches, kind._replace(patches=True, gradient=True, channels_last=False))
+    assert not select.aten_is_faster(half._replace(channels=3), kind)
+    assert select.aten_is_faster(half._replace(channels=3), kind._replace(channels_last=False))
     assert select.aten_is_faster(own._replace(dtype=torch.float64), kind)
 
 

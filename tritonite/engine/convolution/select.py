@@ -226,9 +226,9 @@ def aten_is_faster(problem: Problem, kind: Kind) -> bool:
         served = kind.exact and kind.channels_last and not folded
         few = problem.merged == 1 and (grouped or problem.channels <= limits.exact_gradient_channels)
         return not (served and (few or not kind.gradient))
-    if kind.patches and folded:
-        return False
-    if not kind.channels_last or folded or problem.merged > 1:
+    if folded:
+        return not (kind.patches or kind.channels_last)
+    if not kind.channels_last or problem.merged > 1:
         return True
     if kind.gradient:
         return not kind.pointwise
