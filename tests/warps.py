@@ -90,17 +90,21 @@ class Descriptor:
         self.tensor, self.block_shape, self.dtype, self.shape = tensor, block_shape, tensor.dtype, tensor.shape
 
     def slices(self, offsets):
-        slices = zip(self.block_shape, map(int, offsets), self.tensor.shape, strict=True)
-        return tuple([slice(first, min(first + count, end)) for count, first, end in slices])
+        """Return the slices of the tensor that a block meets, and of the block those inside of the tensor."""
+        ranges = list(zip(self.block_shape, map(int, offsets), self.tensor.shape, strict=True))
+        inside = [(max(first, 0), max(min(first + count, end), 0)) for count, first, end in ranges]
+        inside = [(begin, max(begin, end)) for begin, end in inside]
+        own = [(begin - first, end - first) for (begin, end), (_, first, _) in zip(inside, ranges, strict=True)]
+        return tuple([slice(*each) for each in inside]), tuple([slice(*each) for each in own])
 
     def read(self, offsets):
-        found, inside = torch.zeros(self.block_shape, dtype=self.dtype), self.tensor[self.slices(offsets)]
-        found[tuple([slice(count) for count in inside.shape])] = inside
+        found, (inside, own) = torch.zeros(self.block_shape, dtype=self.dtype), self.slices(offsets)
+        found[own] = self.tensor[inside]
         return found
 
     def write(self, offsets, value):
-        inside = self.tensor[self.slices(offsets)]
-        inside.copy_(value.view(self.block_shape)[tuple([slice(count) for count in inside.shape])])
+        inside, own = self.slices(offsets)
+        self.tensor[inside] = value.view(self.block_shape)[own]
 
 
 class Barriers:

@@ -9,7 +9,7 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.convolution import depthwise, groups, product, select
+from tritonite.engine.convolution import boxes, depthwise, groups, product, select
 from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue
 from tritonite.engine.convolution.filters import add_slices, filter_gradient_tile
 from tritonite.engine.convolution.forward import convolve_tile
@@ -229,7 +229,12 @@ def _run(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Tile |
     operands = operands._replace(input=channels_last(operands.input, problem))
     # The sum of slices adds a bias, and nothing of the shape of the result.
     splits = matrices is not None and epilogue.residual is None and epilogue.sums is None
+    by_boxes = tile is None and boxes.serves_result(out) and boxes.serves(*operands[:3], operands.axes, operands.strides)
     tile = tile or select.forward_tile(problem, out.device, splits=splits)
+    if by_boxes and tile.splits == 1:
+        _, input, filters, _, axes, strides, _ = operands
+        boxes.convolve(problem, input, filters, bias, out, axes, strides, epilogue)
+        return
     if tile.splits == 1 or matrices is None:
         _launch(operands, out, epilogue, tile)
         return

@@ -32,12 +32,25 @@ class Tile(NamedTuple):
         return self.num_stages * (self.block_m + self.block_n) * self.block_k * size
 
 
+class BoxTile(NamedTuple):
+    """A tile of convolutions by boxes of positions, for both consumers, and its time relative to the others'."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    time: float
+
+
 class ConvolutionTable(NamedTuple):
     """Tiles, and limits that decide among ways to compute a convolution."""
 
     # By the bytes of an element: tiles of convolutions, and those of the filters' gradient.
     forward: dict[int, tuple[Tile, ...]]
     filters: dict[int, tuple[Tile, ...]]
+    # Tiles of convolutions by boxes of positions, and the fewest input channels of these.
+    boxes: tuple[BoxTile, ...] = ()
+    box_channels: int = 32
     # Channels of a group below which taps and channels are one dimension of the product.
     folded_channels: int = 16
     # Columns that one product computes of narrow groups together.
@@ -103,6 +116,12 @@ _FILTERS = (
     Tile(64, 128, 32, 4, 3, 2, 1.73, 3.46, 6.99, bf16x6=True),
     Tile(128, 32, 32, 4, 3, 3, 1.48, 4.44, 9.72, bf16x6=True),
 )
+_BOXES = (
+    BoxTile(256, 128, 64, 4, 2.0),
+    BoxTile(128, 256, 64, 4, 2.0),
+    BoxTile(128, 128, 64, 5, 1.15),
+    BoxTile(128, 64, 64, 6, 0.7),
+)
 _DOUBLES = (
     Tile(64, 64, 16, 4, 3, 1, 0.3, 0.3),
     Tile(64, 32, 16, 4, 3, 1, 0.18, 0.18),
@@ -122,7 +141,7 @@ def _for_amd(table: dict[int, tuple[Tile, ...]]) -> dict[int, tuple[Tile, ...]]:
 
 _INTERPRETED: dict[int, tuple[Tile, ...]] = dict.fromkeys((2, 4, 8), (Tile(128, 64, 64), Tile(64, 16, 64)))
 TABLE: dict[str, ConvolutionTable] = {
-    "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS),
+    "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS, _BOXES),
     "none": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS),
     "amd": ConvolutionTable(_for_amd(_NVIDIA), _for_amd(_NVIDIA_FILTERS)),
     "interpreter": ConvolutionTable(_INTERPRETED, _INTERPRETED, copied_positions=2**20, most_splits=1),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
 
-from tritonite import registry
+from tritonite import devices, registry
 from tritonite.engine.convolution import filters, forward, launch, table
 from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.engine.convolution.groups import write_block_diagonal
@@ -67,6 +68,28 @@ def convolutions(full: bool) -> Iterator[Case]:
         # A slice of K a program, and one program for all of K.
         for most in (1, 16):
             yield from _cases(kind, targets, limits._replace(most_splits=most, adding=0.0), dtype, (64, 64, 1, True))
+
+
+@compile_cases("convolution_boxes")
+def boxes(full: bool) -> Iterator[Case]:
+    """Tiles of the kernel over boxes of positions, with filters of both orders, and its epilogue."""
+    cube = torch.channels_last_3d
+    for dtype, tile in itertools.product((torch.float16, torch.bfloat16)[not full :], table.TABLE["nvidia"].boxes):
+        x = torch.empty(2, 64, 1, 28, 28, dtype=dtype).to(memory_format=cube)
+        out = torch.empty(2, 136, 1, 28, 28, dtype=dtype).to(memory_format=cube)
+        weight, bias = torch.empty(136, 64, 1, 3, 3, dtype=dtype).to(memory_format=cube), out.new_empty(136)
+        for transposed, epilogue in ((False, Epilogue()), (True, Epilogue(_relu, out, out))):
+            geometry = Geometry((1, 1, 1), (0, 1, 1), (1, 1, 1), 1)
+            run = launch.convolve_transposed if transposed else launch.convolve
+            given = (x, weight.transpose(0, 1) if transposed else weight, bias, out, geometry, "ieee", epilogue)
+            limits = table.TABLE["nvidia"]._replace(boxes=(tile,), most_splits=1)
+            with (
+                mock.patch.object(devices, "has_wgmma", lambda _: True),
+                mock.patch.object(table, "TABLE", table.TABLE | {"nvidia": limits}),
+            ):
+                found = launches(run, given, kind="nvidia", interpreted=False)
+            for specialization in found:
+                yield Case(f"{dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
 
 
 def _cases(

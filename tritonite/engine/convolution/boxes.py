@@ -1,0 +1,217 @@
+"""Host functions of convolutions by boxes of positions, which TMA copies: what they serve, box shapes, the launch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tritonite import devices
+from tritonite.engine.convolution import hopper
+from tritonite.engine.convolution.epilogue import Epilogue
+from tritonite.engine.convolution.meta import Axes, FilterStrides
+from tritonite.engine.convolution.problem import Problem, image_strides
+from tritonite.engine.convolution.table import BoxTile, table
+from tritonite.engine.gemm.kernels.hopper import in_shared_memory
+from tritonite.engine.iteration import offset_type, power_of_2
+from tritonite.runtime.contract import fusion
+
+_CONSUMERS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxMeta:
+    """Facts of `hopper.convolve_boxes`.
+
+    box: images, depths, heights and widths of a warp group's box, powers of two.
+    block_m, block_n, block_k: positions of a box, columns, and channels of a block.
+    filters_inner: channels are contiguous in the filters, otherwise columns are.
+    index: the dtype of element offsets.
+    """
+
+    box: tuple[int, int, int, int]
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    group_m: int
+    filters_inner: bool
+    index: Any
+
+
+class Sizes(NamedTuple):
+    """Sizes of a result."""
+
+    images: int
+    depth: int
+    height: int
+    width: int
+    columns: int
+
+
+def serves(problem: Problem, input: torch.Tensor, filters: torch.Tensor, axes: Axes, strides: FilterStrides) -> bool:
+    """Return whether the kernel serves a convolution, whose result is in channels-last order.
+
+    It does for 16-bit floats, one group, a stride of 1, and rows of channels of whole 16 bytes. Dimensions of a filter
+    have to follow each other in memory.
+    """
+    return (
+        bool(table().boxes)
+        and problem.dtype.itemsize == 2
+        and devices.has_wgmma(input.device)
+        and problem.units == problem.merged == 1
+        and problem.channels >= table().box_channels
+        and all(axis.stride == 1 for axis in axes)
+        and _is_whole(input)
+        and _taps_follow(strides, axes)
+        and (strides.channel == 1 or strides.column == 1)
+        and _filter_stride(strides, axes) % 8 == 0
+        and max(strides.channel, strides.column) % 8 == 0
+        and filters.data_ptr() % 16 == 0
+    )
+
+
+def _is_whole(image: torch.Tensor) -> bool:
+    """Return whether channels are contiguous, and all other strides and the address whole 16 bytes."""
+    strides = image_strides(image)
+    others = [step for name, step in strides._asdict().items() if name != "channel"]
+    return strides.channel == 1 and image.data_ptr() % 16 == 0 and all(step % 8 == 0 for step in others)
+
+
+def serves_result(out: torch.Tensor) -> bool:
+    """Return whether the kernel can store a result: TMA writes whole 16 bytes."""
+    return _is_whole(out) and out.shape[1] % 8 == 0
+
+
+def _filter_stride(strides: FilterStrides, axes: Axes) -> int:
+    """Return the stride of the fastest dimension with more than one tap, or 0 for filters of one tap."""
+    pairs = zip(reversed(axes), (strides.width, strides.height, strides.depth), strict=True)
+    return next((step for axis, step in pairs if axis.taps > 1), 0)
+
+
+def _taps_follow(strides: FilterStrides, axes: Axes) -> bool:
+    """Return whether all taps of a filter are one dimension of one stride."""
+    wanted = _filter_stride(strides, axes)
+    for axis, step in zip(reversed(axes), (strides.width, strides.height, strides.depth), strict=True):
+        if axis.taps > 1:
+            if step != wanted:
+                return False
+            wanted *= axis.taps
+    return True
+
+
+def box_of(rows: int, sizes: Sizes) -> tuple[tuple[int, int, int, int], int]:
+    """Return the shape of a box of `rows` positions that leaves the fewest empty, and the number of boxes."""
+    bounds = sizes[:4]
+    sides = [[1 << i for i in range(power_of_2(size).bit_length())] for size in bounds[1:]]
+    best: tuple[int, tuple[int, int, int, int]] | None = None
+    for spatial in itertools.product(*sides):
+        positions = math.prod(spatial)
+        if positions > rows:
+            continue
+        box = (rows // positions, *spatial)
+        count = math.prod([-(-size // side) for size, side in zip(bounds, box, strict=True)])
+        # Of equal counts the widest box: its rows are longest in memory.
+        if best is None or (count, -box[3], -box[2]) < (best[0], -best[1][3], -best[1][2]):
+            best = count, box
+    assert best is not None  # a box of images alone is always possible
+    return best[1], best[0]
+
+
+def choose(sizes: Sizes, device: torch.device) -> BoxTile:
+    """Return the tile with the least estimated time: rounds of one program a multiprocessor."""
+    multiprocessors = devices.multiprocessors(device)
+
+    def cost(tile: BoxTile) -> float:
+        _, boxes = box_of(tile.block_m // _CONSUMERS, sizes)
+        tiles = -(-boxes // _CONSUMERS) * -(-sizes.columns // tile.block_n)
+        return -(-tiles // multiprocessors) * tile.time
+
+    return min(table().boxes, key=cost)
+
+
+def convolve(
+    problem: Problem,
+    input: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    axes: Axes,
+    strides: FilterStrides,
+    epilogue: Epilogue,
+    tile: BoxTile | None = None,
+) -> None:
+    """Launch the kernel for a convolution that `serves` and `serves_result` are true for."""
+    images, columns, *spatial = out.shape
+    sizes = Sizes(images, *spatial, columns)
+    tile = tile or choose(sizes, out.device)
+    rows = tile.block_m // _CONSUMERS
+    box, boxes = box_of(rows, sizes)
+    inner = strides.channel == 1
+    counts = [-(-size // side) for size, side in zip(spatial, box[1:], strict=True)]
+    tiles_m, tiles_n = -(-boxes // _CONSUMERS), -(-columns // tile.block_n)
+    programs = min(tiles_m * tiles_n, devices.multiprocessors(out.device))
+    walk = hopper.Walk(
+        *counts,
+        problem.taps,
+        axes.height.taps,
+        axes.width.taps,
+        origins=tuple([axis.origin for axis in axes]),
+        steps=tuple([axis.dilation for axis in axes]),
+        inner=-(-problem.channels // tile.block_k),
+        columns=columns,
+        tiles_m=tiles_m,
+        tiles_n=tiles_n,
+        programs=programs,
+    )
+    hopper.convolve_boxes[(programs,)](
+        _image_blocks(input, box, tile.block_k),
+        _filter_blocks(filters, problem, axes, strides, tile),
+        _image_blocks(out, box, tile.block_n // 2),
+        bias,
+        epilogue.residual,
+        epilogue.sums,
+        walk=walk,
+        strides=image_strides(out),
+        sizes=sizes,
+        ACTIVATION=epilogue.activation,
+        META=BoxMeta(
+            box=box,
+            block_m=rows,
+            block_n=tile.block_n,
+            block_k=tile.block_k,
+            stages=tile.stages,
+            group_m=table().group_m,
+            filters_inner=inner,
+            index=offset_type(out),
+        ),
+        num_warps=4,
+        **fusion(),
+    )
+
+
+def _descriptor(tensor: torch.Tensor, shape: list[int], strides: list[int], block: list[int]) -> Any:
+    # The stride of a dimension of size 1 may be anything, and TMA wants a multiple of 16 bytes.
+    whole = [step if size > 1 else 8 * -(-shape[-1] // 8) for size, step in zip(shape, strides[:-1] + [1], strict=True)]
+    return in_shared_memory(TensorDescriptor(tensor, shape, [*whole[:-1], 1], block))
+
+
+def _image_blocks(image: torch.Tensor, box: tuple[int, int, int, int], channels: int) -> Any:
+    """Return the descriptor of an (N, C, D, H, W) tensor in boxes of some channels."""
+    order = (0, 2, 3, 4, 1)
+    shape, strides = [image.shape[d] for d in order], [image.stride(d) for d in order]
+    return _descriptor(image, shape, strides, [*box, channels])
+
+
+def _filter_blocks(filters: torch.Tensor, problem: Problem, axes: Axes, strides: FilterStrides, tile: BoxTile) -> Any:
+    """Return the descriptor of filters: blocks of columns and channels of one tap."""
+    tap = _filter_stride(strides, axes)
+    columns, channels = (problem.columns, strides.column, tile.block_n), (problem.channels, strides.channel, tile.block_k)
+    first, last = (columns, channels) if strides.channel == 1 else (channels, columns)
+    return _descriptor(
+        filters, [first[0], problem.taps, last[0]], [first[1], tap, last[1]], [first[2], 1, last[2]]
+    )

@@ -1,0 +1,241 @@
+"""The warp-specialised kernel of channels-last convolutions of stride 1, in Gluon, for Hopper's wgmma and TMA (sm_90).
+
+A warp group multiplies a box of output positions, (images, depth, height, width). A filter's tap reads a box of the
+same shape from the input, moved by the tap: one block of a tensor descriptor, whose elements outside of the image are
+0. One warp copies the blocks of all taps and channels, and two warp groups multiply them and store their boxes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tritonite.engine.gemm.kernels.epilogue import tile_index
+from tritonite.engine.gemm.kernels.hopper import load, store
+from tritonite.language.order import wait_for_previous_launch
+from tritonite.runtime.libentry import libentry
+
+# Warp groups that multiply.
+CONSUMERS = gl.constexpr(2)
+
+
+class Walk(NamedTuple):
+    """Boxes of output positions along each dimension, taps, and where a tap reads: at position + origin + tap * step.
+
+    boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
+    taps: of a filter; taps_h and taps_w those along height and width.
+    inner: blocks of input channels.
+    tiles_m, tiles_n: pairs of boxes, and blocks of columns.
+    """
+
+    boxes_d: Any
+    boxes_h: Any
+    boxes_w: Any
+    taps: Any
+    taps_h: Any
+    taps_w: Any
+    origins: Any
+    steps: Any
+    inner: Any
+    columns: Any
+    tiles_m: Any
+    tiles_n: Any
+    programs: Any
+
+
+class _Buffers(NamedTuple):
+    """Shared memory: input boxes and filters by stage, and barriers that say when a stage is ready and when free."""
+
+    x: Any
+    filters: Any
+    ready: Any
+    free: Any
+
+
+class _Results(NamedTuple):
+    """The result's descriptor and staging buffers, and what the epilogue reads and writes by addresses."""
+
+    out: Any
+    staging: Any
+    bias: Any
+    residual: Any
+    sums: Any
+    strides: Any
+    sizes: Any
+
+
+@gluon.jit
+def _corner(box, walk, BOX: gl.constexpr):
+    """Return the first image, depth, height and width of a box."""
+    w = box % walk.boxes_w
+    rest = box // walk.boxes_w
+    h = rest % walk.boxes_h
+    rest = rest // walk.boxes_h
+    d = rest % walk.boxes_d
+    return rest // walk.boxes_d * BOX[0], d * BOX[1], h * BOX[2], w * BOX[3]
+
+
+@gluon.jit
+def _copy_blocks(x, filters, buffers, walk, META: gl.constexpr):
+    """Copy the blocks of every tile of this program to the stages, as they become free. One warp does this."""
+    STAGES: gl.constexpr = META.stages
+    BOX: gl.constexpr = META.box
+    INNER: gl.constexpr = META.block_k
+    BYTES: gl.constexpr = (CONSUMERS * META.block_m + META.block_n) * INNER * 2
+    step = 0
+    for tile in range(gl.program_id(0), walk.tiles_m * walk.tiles_n, walk.programs):
+        row, column = tile_index(tile, walk.tiles_m, walk.tiles_n, META.group_m)
+        first = row * CONSUMERS
+        for block in range(walk.taps * walk.inner):
+            stage, tap, channel = step % STAGES, block // walk.inner, block % walk.inner * INNER
+            tap_w = tap % walk.taps_w
+            tap_h = tap // walk.taps_w % walk.taps_h
+            tap_d = tap // walk.taps_w // walk.taps_h
+            move_d = walk.origins[0] + tap_d * walk.steps[0]
+            move_h = walk.origins[1] + tap_h * walk.steps[1]
+            move_w = walk.origins[2] + tap_w * walk.steps[2]
+            mbarrier.wait(buffers.free.index(stage), 1 - step // STAGES % 2)
+            ready = buffers.ready.index(stage)
+            mbarrier.expect(ready, BYTES)
+            for i in gl.static_range(CONSUMERS):
+                image, d, h, w = _corner(first + i, walk, BOX)
+                at = [image, d + move_d, h + move_h, w + move_w, channel]
+                load(x, at, ready, buffers.x.index(stage * CONSUMERS + i))
+            column_first = column * META.block_n
+            at = [column_first, tap, channel] if META.filters_inner else [channel, tap, column_first]
+            load(filters, at, ready, buffers.filters.index(stage))
+            step += 1
+
+
+@gluon.jit
+def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.constexpr, META: gl.constexpr):
+    """Apply the epilogue to columns of a box from `column` on, and store them by TMA through the buffer `staging`."""
+    ROWS: gl.constexpr = total.shape[0]
+    WIDTH: gl.constexpr = total.shape[1]
+    BOX: gl.constexpr = META.box
+    image, d, h, w = corner
+    columns = column + gl.arange(0, WIDTH, gl.SliceLayout(0, total.type.layout))
+    valid = columns < results.sizes.columns
+    if results.bias is not None:
+        total += gl.load(results.bias + columns, mask=valid, other=0.0).to(gl.float32)[None, :]
+    if results.residual is not None or results.sums is not None:
+        sizes, strides = results.sizes, results.strides
+        row = gl.arange(0, ROWS, gl.SliceLayout(1, total.type.layout))
+        at_w = w + row % BOX[3]
+        at_h = h + row // BOX[3] % BOX[2]
+        at_d = d + row // (BOX[3] * BOX[2]) % BOX[1]
+        at = image + row // (BOX[3] * BOX[2] * BOX[1])
+        exists = (at < sizes.images) & (at_d < sizes.depth) & (at_h < sizes.height) & (at_w < sizes.width)
+        offset = at.to(META.index) * strides.batch + at_d.to(META.index) * strides.depth
+        offset += at_h.to(META.index) * strides.height + at_w.to(META.index) * strides.width
+        offset = offset[:, None] + columns.to(META.index)[None, :]
+        mask = exists[:, None] & valid[None, :]
+        if results.residual is not None:
+            total += gl.load(results.residual + offset, mask=mask, other=0.0).to(gl.float32)
+        if results.sums is not None:
+            gl.store(results.sums + offset, total.to(results.sums.dtype.element_ty), mask=mask)
+    if ACTIVATION is not None:
+        total = ACTIVATION(total)
+    tma.store_wait(pendings=0)
+    staging.reshape((ROWS, WIDTH)).store(total.to(results.out.dtype))
+    fence_async_shared()
+    store(results.out, [image, d, h, w, column], staging)
+
+
+@gluon.jit
+def _multiply(results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constexpr, CONSUMER: gl.constexpr):
+    """Multiply and store box number CONSUMER of every pair of boxes, as one warp group."""
+    STAGES: gl.constexpr = META.stages
+    ROWS: gl.constexpr = META.block_m
+    COLUMNS: gl.constexpr = META.block_n
+    INNER: gl.constexpr = META.block_k
+    WIDTH: gl.constexpr = COLUMNS // 2
+    BOX: gl.constexpr = META.box
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    step, blocks = 0, walk.taps * walk.inner
+    for tile in range(gl.program_id(0), walk.tiles_m * walk.tiles_n, walk.programs):
+        row, column = tile_index(tile, walk.tiles_m, walk.tiles_n, META.group_m)
+        total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
+        for block in range(blocks):
+            stage = step % STAGES
+            mbarrier.wait(buffers.ready.index(stage), step // STAGES % 2)
+            x = buffers.x.index(stage * CONSUMERS + CONSUMER).reshape((ROWS, INNER))
+            if META.filters_inner:
+                y = buffers.filters.index(stage).reshape((COLUMNS, INNER)).permute((1, 0))
+            else:
+                y = buffers.filters.index(stage).reshape((INNER, COLUMNS))
+            total = warpgroup_mma(x, y, total, is_async=True)
+            total = warpgroup_mma_wait(1, deps=(total,))
+            # Only this block's product is in flight, so the stage of the block before is free.
+            mbarrier.arrive(buffers.free.index((step + STAGES - 1) % STAGES), pred=block > 0)
+            step += 1
+        total = warpgroup_mma_wait(0, deps=(total,))
+        mbarrier.arrive(buffers.free.index((step + STAGES - 1) % STAGES))
+        corner = _corner(row * CONSUMERS + CONSUMER, walk, BOX)
+        halves = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
+        for i in gl.static_range(2):
+            first = column * COLUMNS + i * WIDTH
+            _store_columns(halves[i], results, results.staging.index(CONSUMER), corner, first, ACTIVATION, META)
+    tma.store_wait(pendings=0)
+
+
+@libentry()
+@gluon.jit(do_not_specialize=["images", "columns"])
+def convolve_boxes(
+    x,
+    filters,
+    out,
+    bias,
+    residual,
+    sums,
+    walk,
+    strides,
+    sizes,
+    ACTIVATION: gl.constexpr,
+    META: gl.constexpr,
+):
+    """Write ACTIVATION(convolution + bias + residual) for pairs of boxes of positions, persistently.
+
+    Args:
+        x, out: tensor descriptors of (image, depth, height, width, channel), in boxes of META.box positions; those of
+            `out` have half of a tile's columns.
+        filters: the tensor descriptor of (column, tap, channel), or without META.filters_inner of (channel, tap,
+            column).
+        bias: (columns,), contiguous, or None.
+        residual, sums: addresses of tensors with the strides of the result, or None; sums before ACTIVATION go to
+            `sums`.
+        walk: `Walk`.
+        strides, sizes: the result's `ImageStrides` and its sizes.
+        ACTIVATION: a device function of a block, or None.
+        META: `BoxMeta`.
+    """
+    STAGES: gl.constexpr = META.stages
+    x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * CONSUMERS] + x.block_shape, x.layout)
+    filter_blocks = gl.allocate_shared_memory(filters.dtype, [STAGES] + filters.block_shape, filters.layout)
+    staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_shape, out.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(free.index(i), count=CONSUMERS)
+    buffers = _Buffers(x_blocks, filter_blocks, ready, free)
+    results = _Results(out, staging, bias, residual, sums, strides, sizes)
+    wait_for_previous_launch()
+    gl.warp_specialize(
+        [
+            (_multiply, (results, buffers, walk, ACTIVATION, META, 0)),
+            (_multiply, (results, buffers, walk, ACTIVATION, META, 1)),
+            (_copy_blocks, (x, filters, buffers, walk, META)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
