@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -82,9 +83,12 @@ def _is_whole(image: torch.Tensor) -> bool:
     return strides.channel == 1 and image.data_ptr() % 16 == 0 and all(step % 8 == 0 for step in others)
 
 
-def serves_result(out: torch.Tensor) -> bool:
-    """Return whether the kernel can store a result: TMA writes whole 16 bytes."""
-    return _is_whole(out) and out.shape[1] % 8 == 0
+def serves_result(out: torch.Tensor, epilogue: Epilogue) -> bool:
+    """Return whether the kernel can store a result: TMA writes whole 16 bytes.
+
+    Activations make constants by Triton's functions, for which Gluon wants a layout.
+    """
+    return epilogue.activation is None and _is_whole(out) and out.shape[1] % 8 == 0
 
 
 def _filter_stride(strides: FilterStrides, axes: Axes) -> int:
@@ -104,22 +108,20 @@ def _taps_follow(strides: FilterStrides, axes: Axes) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=4096)
 def box_of(rows: int, sizes: Sizes) -> tuple[tuple[int, int, int, int], int]:
     """Return the shape of a box of `rows` positions that leaves the fewest empty, and the number of boxes."""
     bounds = sizes[:4]
     sides = [[1 << i for i in range(power_of_2(size).bit_length())] for size in bounds[1:]]
-    best: tuple[int, tuple[int, int, int, int]] | None = None
-    for spatial in itertools.product(*sides):
-        positions = math.prod(spatial)
-        if positions > rows:
-            continue
-        box = (rows // positions, *spatial)
-        count = math.prod([-(-size // side) for size, side in zip(bounds, box, strict=True)])
-        # Of equal counts the widest box: its rows are longest in memory.
-        if best is None or (count, -box[3], -box[2]) < (best[0], -best[1][3], -best[1][2]):
-            best = count, box
-    assert best is not None  # a box of images alone is always possible
-    return best[1], best[0]
+    found = []
+    for d, h, w in itertools.product(*sides):
+        if d * h * w <= rows:
+            box = rows // (d * h * w), d, h, w
+            count = math.prod([-(-size // side) for size, side in zip(bounds, box, strict=True)])
+            # Of equal counts the widest box: its rows are longest in memory.
+            found.append((count, -w, -h, box))
+    count, _, _, box = min(found)
+    return box, count
 
 
 def choose(sizes: Sizes, device: torch.device) -> BoxTile:
@@ -147,7 +149,8 @@ def convolve(
 ) -> None:
     """Launch the kernel for a convolution that `serves` and `serves_result` are true for."""
     images, columns, *spatial = out.shape
-    sizes = Sizes(images, *spatial, columns)
+    depth, height, width = spatial
+    sizes = Sizes(images, depth, height, width, columns)
     tile = tile or choose(sizes, out.device)
     rows = tile.block_m // _CONSUMERS
     box, boxes = box_of(rows, sizes)
@@ -155,15 +158,17 @@ def convolve(
     counts = [-(-size // side) for size, side in zip(spatial, box[1:], strict=True)]
     tiles_m, tiles_n = -(-boxes // _CONSUMERS), -(-columns // tile.block_n)
     programs = min(tiles_m * tiles_n, devices.multiprocessors(out.device))
+    boxes_d, boxes_h, boxes_w = counts
     walk = hopper.Walk(
-        *counts,
-        problem.taps,
-        axes.height.taps,
-        axes.width.taps,
+        boxes_d=boxes_d,
+        boxes_h=boxes_h,
+        boxes_w=boxes_w,
+        taps=problem.taps,
+        taps_h=axes.height.taps,
+        taps_w=axes.width.taps,
         origins=tuple([axis.origin for axis in axes]),
         steps=tuple([axis.dilation for axis in axes]),
         inner=-(-problem.channels // tile.block_k),
-        columns=columns,
         tiles_m=tiles_m,
         tiles_n=tiles_n,
         programs=programs,
@@ -178,7 +183,6 @@ def convolve(
         walk=walk,
         strides=image_strides(out),
         sizes=sizes,
-        ACTIVATION=epilogue.activation,
         META=BoxMeta(
             box=box,
             block_m=rows,
@@ -210,8 +214,9 @@ def _image_blocks(image: torch.Tensor, box: tuple[int, int, int, int], channels:
 def _filter_blocks(filters: torch.Tensor, problem: Problem, axes: Axes, strides: FilterStrides, tile: BoxTile) -> Any:
     """Return the descriptor of filters: blocks of columns and channels of one tap."""
     tap = _filter_stride(strides, axes)
-    columns, channels = (problem.columns, strides.column, tile.block_n), (problem.channels, strides.channel, tile.block_k)
-    first, last = (columns, channels) if strides.channel == 1 else (channels, columns)
-    return _descriptor(
-        filters, [first[0], problem.taps, last[0]], [first[1], tap, last[1]], [first[2], 1, last[2]]
+    columns, channels = (
+        (problem.columns, strides.column, tile.block_n),
+        (problem.channels, strides.channel, tile.block_k),
     )
+    first, last = (columns, channels) if strides.channel == 1 else (channels, columns)
+    return _descriptor(filters, [first[0], problem.taps, last[0]], [first[1], tap, last[1]], [first[2], 1, last[2]])

@@ -29,7 +29,9 @@ CONSUMERS = gl.constexpr(2)
 
 
 class Walk(NamedTuple):
-    """Boxes of output positions along each dimension, taps, and where a tap reads: at position + origin + tap * step.
+    """Boxes, taps and tiles that the warps of a program walk along.
+
+    Along each dimension a tap reads at position + origin + tap * step.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     taps: of a filter; taps_h and taps_w those along height and width.
@@ -46,7 +48,6 @@ class Walk(NamedTuple):
     origins: Any
     steps: Any
     inner: Any
-    columns: Any
     tiles_m: Any
     tiles_n: Any
     programs: Any
@@ -117,7 +118,7 @@ def _copy_blocks(x, filters, buffers, walk, META: gl.constexpr):
 
 
 @gluon.jit
-def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.constexpr, META: gl.constexpr):
+def _store_columns(total, results, staging, corner, column, META: gl.constexpr):
     """Apply the epilogue to columns of a box from `column` on, and store them by TMA through the buffer `staging`."""
     ROWS: gl.constexpr = total.shape[0]
     WIDTH: gl.constexpr = total.shape[1]
@@ -143,8 +144,6 @@ def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.const
             total += gl.load(results.residual + offset, mask=mask, other=0.0).to(gl.float32)
         if results.sums is not None:
             gl.store(results.sums + offset, total.to(results.sums.dtype.element_ty), mask=mask)
-    if ACTIVATION is not None:
-        total = ACTIVATION(total)
     tma.store_wait(pendings=0)
     staging.reshape((ROWS, WIDTH)).store(total.to(results.out.dtype))
     fence_async_shared()
@@ -152,7 +151,7 @@ def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.const
 
 
 @gluon.jit
-def _multiply(results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constexpr, CONSUMER: gl.constexpr):
+def _multiply(results, buffers, walk, META: gl.constexpr, CONSUMER: gl.constexpr):
     """Multiply and store box number CONSUMER of every pair of boxes, as one warp group."""
     STAGES: gl.constexpr = META.stages
     ROWS: gl.constexpr = META.block_m
@@ -184,7 +183,7 @@ def _multiply(results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constex
         halves = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
         for i in gl.static_range(2):
             first = column * COLUMNS + i * WIDTH
-            _store_columns(halves[i], results, results.staging.index(CONSUMER), corner, first, ACTIVATION, META)
+            _store_columns(halves[i], results, results.staging.index(CONSUMER), corner, first, META)
     tma.store_wait(pendings=0)
 
 
@@ -200,10 +199,9 @@ def convolve_boxes(
     walk,
     strides,
     sizes,
-    ACTIVATION: gl.constexpr,
     META: gl.constexpr,
 ):
-    """Write ACTIVATION(convolution + bias + residual) for pairs of boxes of positions, persistently.
+    """Write convolution + bias + residual for pairs of boxes of positions, persistently.
 
     Args:
         x, out: tensor descriptors of (image, depth, height, width, channel), in boxes of META.box positions; those of
@@ -211,11 +209,9 @@ def convolve_boxes(
         filters: the tensor descriptor of (column, tap, channel), or without META.filters_inner of (channel, tap,
             column).
         bias: (columns,), contiguous, or None.
-        residual, sums: addresses of tensors with the strides of the result, or None; sums before ACTIVATION go to
-            `sums`.
+        residual, sums: addresses of tensors with the strides of the result, or None; sums go to `sums`, too.
         walk: `Walk`.
         strides, sizes: the result's `ImageStrides` and its sizes.
-        ACTIVATION: a device function of a block, or None.
         META: `BoxMeta`.
     """
     STAGES: gl.constexpr = META.stages
@@ -232,8 +228,8 @@ def convolve_boxes(
     wait_for_previous_launch()
     gl.warp_specialize(
         [
-            (_multiply, (results, buffers, walk, ACTIVATION, META, 0)),
-            (_multiply, (results, buffers, walk, ACTIVATION, META, 1)),
+            (_multiply, (results, buffers, walk, META, 0)),
+            (_multiply, (results, buffers, walk, META, 1)),
             (_copy_blocks, (x, filters, buffers, walk, META)),
         ],
         [4, 1],

@@ -229,7 +229,8 @@ def _run(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Tile |
     operands = operands._replace(input=channels_last(operands.input, problem))
     # The sum of slices adds a bias, and nothing of the shape of the result.
     splits = matrices is not None and epilogue.residual is None and epilogue.sums is None
-    by_boxes = tile is None and boxes.serves_result(out) and boxes.serves(*operands[:3], operands.axes, operands.strides)
+    by_boxes = tile is None and boxes.serves_result(out, epilogue)
+    by_boxes = by_boxes and boxes.serves(*operands[:3], operands.axes, operands.strides)
     tile = tile or select.forward_tile(problem, out.device, splits=splits)
     if by_boxes and tile.splits == 1:
         _, input, filters, _, axes, strides, _ = operands

@@ -196,7 +196,7 @@ def copies_images(problem: Problem, images: torch.Tensor) -> bool:
 
 
 class Kind(NamedTuple):
-    """What decides whether ATen is faster, besides sizes.
+    """Properties of a call, besides sizes, by which ATen may be faster.
 
     exact: float32 operands without TF32.
     channels_last: the input's channels are contiguous.
