@@ -2,6 +2,7 @@
 
 - `common.py`: the application, its console, options that commands share.
 - `info.py`: `info`, `build`, `demo`.
+- `doctor.py`: `doctor`.
 - `explain.py`: `explain`.
 - `verify.py`: `verify`.
 - `bench.py`: `report`, `bench`.
@@ -22,7 +23,7 @@ from tritonite.cli.common import app, console
 from tritonite.errors import TritoniteError
 
 # Help lists commands in this order.
-for _module in ("info", "explain", "verify", "bench", "tune", "warm"):
+for _module in ("info", "doctor", "explain", "verify", "bench", "tune", "warm"):
     importlib.import_module(f"tritonite.cli.{_module}")
 
 
