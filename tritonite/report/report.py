@@ -88,6 +88,9 @@ class Report:
     def __str__(self) -> str:
         return text_table.text_of(self)
 
+    def _repr_html_(self) -> str:
+        return text_table.html_of(self.__rich__())
+
     def _title(self) -> str:
         reports = self.operators.values()
         ours, calls = sum(each.tritonite for each in reports), sum(each.calls for each in reports)
