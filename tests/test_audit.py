@@ -1,6 +1,9 @@
 """`tritonite.audit`: wrong kernels are found, right ones are not, calls are unchanged, and nothing is left behind."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -16,6 +19,7 @@ from tritonite.registry.results import CHOSEN_INDICES, UNORDERED
 from tritonite.report.audit import running
 from tritonite.report.audit.audit import _why_unchecked
 from tritonite.report.audit.call import copied, size
+from tritonite.report.audit.checks import _finite
 from tritonite.runtime import contract
 from tritonite.testing.samples import CHOSEN
 
@@ -160,6 +164,12 @@ def test_facts_name_operators():
     assert CHOSEN_INDICES.issuperset(CHOSEN) and packets.issuperset(CHOSEN_INDICES | UNORDERED)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.complex64])
+def test_any_dtype_is_checked_for_nan(device, dtype):
+    x = torch.ones(4, device=device)
+    assert _finite(x.to(dtype)) and not _finite((x * float("nan")).to(dtype))
+
+
 def test_replays_are_checked_and_not_counted(device, path):
     x = torch.randn(4, 6, device=device)
     with tritonite.use_gems():
@@ -250,6 +260,30 @@ def test_an_audit_ends_and_leaves_nothing(device):
     del audit
     gc.collect()
     assert gone() is None
+
+
+def test_an_audit_may_last_until_the_process_ends(path):
+    code = """
+import torch, tritonite
+tritonite.enable()
+audit = tritonite.audit(rate=1)
+torch.ones(4, device=tritonite.device).exp()
+print(audit.checked > 0)
+"""
+    environment = os.environ | {"TRITONITE_NATIVE": "1" if path == "native" else "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_calls_at_graph_breaks_are_checked(device):
+    @torch.compile(backend="eager")
+    def function(x):
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y.exp()
+
+    audit = audited(lambda: function(torch.ones(4, device=device)))
+    assert audit.checked == 2 and not audit.findings
 
 
 @pytest.mark.parametrize("options", [{"rate": 2}, {"rate": -0.1}, {"checks": "drifts"}, {"checks": ("nan", "x")}])

@@ -22,6 +22,7 @@ from tritonite.report.audit.finding import Finding
 from tritonite.runtime import contract
 from tritonite.runtime.contract import is_capturing
 from tritonite.runtime.locks import brief
+from tritonite.runtime.opaque import opaque
 
 _log = logging.getLogger("tritonite")
 _running: list[audit] = []
@@ -122,6 +123,7 @@ class audit:  # noqa: N801 - called as a function is
         more = [(each, each.count - counts.get((each.check, each.overload), 0)) for each in self.findings]
         return [dataclasses.replace(each, count=count) for each, count in more if count]
 
+    @opaque
     def _begin(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
         """Return the function that checks a call's results, or None if the call is not checked."""
         if checking() or contract.recorder() is not None or contract.in_host_function() or is_capturing():
@@ -142,6 +144,7 @@ class audit:  # noqa: N801 - called as a function is
         self._skip(reason)
         return None
 
+    @opaque
     def _check(self, call: SampledCall, number: int, results: Any) -> None:
         """Check a call after it was made. Raises what `on_finding` raises."""
         try:

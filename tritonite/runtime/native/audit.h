@@ -39,20 +39,25 @@ struct Audit {
 
 // Whether there is an audit: calls read the pointer, which takes longer, only if there is.
 std::atomic<bool> auditing{false};
-std::shared_ptr<Audit> audit_in_force;
 // Whether this thread repeats a call for an audit, which no count includes.
 thread_local bool repeats = false;
+
+// Never freed, because an audit may run until the process ends, after Python has.
+std::shared_ptr<Audit>& audit_in_force() {
+  static auto* audit = new std::shared_ptr<Audit>();
+  return *audit;
+}
 
 void set_audit(const py::object& begin, uint64_t share, uint64_t seed) {
   auto audit = begin.is_none() ? nullptr : std::make_shared<Audit>(begin, share, seed);
   auditing.store(audit != nullptr, std::memory_order_relaxed);
-  std::atomic_store(&audit_in_force, std::move(audit));
+  std::atomic_store(&audit_in_force(), std::move(audit));
 }
 
 // Serves a call by `serve`, which returns whether a kernel ran, and shows a sampled call to the audit.
 template <typename Serve>
 void serve_audited(const State& state, Stack* stack, const Serve& serve) {
-  const auto audit = std::atomic_load(&audit_in_force);
+  const auto audit = std::atomic_load(&audit_in_force());
   const auto& schema = state.handle.schema();
   const size_t arguments = schema.arguments().size();
   const IValue* first = stack->data() + (stack->size() - arguments);
