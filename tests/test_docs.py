@@ -15,7 +15,7 @@ from conftest import FULL
 import tritonite
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "is-it-working.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The first line of a block that needs a GPU, and the condition that then guards it.
 MARK = "# Needs a GPU."

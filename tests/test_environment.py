@@ -187,6 +187,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
 COMMANDS = {
     "build": ["build"],
     "info": ["info"],
+    "doctor": ["doctor"],
     "demo": ["demo"],
     "explain": ["explain", "mm", "--shape", "8,8"],
     "report": ["report", "--model", "bert", "--tokens", "2"],
@@ -228,7 +229,7 @@ def test_every_command_is_tried():
 # Slow commands run once, with all settings together.
 SETTINGS = [{name: value} for name, value in HOSTILE.items()]
 TRIED = [(name, HOSTILE) for name in COMMANDS]
-TRIED += [(name, each) for name in ("info", "explain", "tune") for each in SETTINGS]
+TRIED += [(name, each) for name in ("info", "doctor", "explain", "tune") for each in SETTINGS]
 TRIED += [("build", {name: HOSTILE[name]}) for name in ("CXX", "TRITONITE_CACHE", "XDG_CACHE_HOME")]
 
 
@@ -246,6 +247,11 @@ def test_a_command_ends_well_or_with_one_line(name, settings, monkeypatch, capsy
     if name in ("demo", "report", "warm"):
         pytest.importorskip("transformers")
     code, text = command(monkeypatch, capsys, *COMMANDS[name])
+    if name == "doctor":
+        # It finds each of these settings, and says what to do.
+        assert code <= 1 and "the check failed" not in text, text
+        assert code == 0 or ("cannot be written" in text and "writable" in text), text
+        return
     assert code == 0 or (code == 2 and text.startswith("error: ") and text.count("\n") == 1), text
     # Commands only warn about files that they can do without.
     assert code == 0 or name in ("tune", "build"), text

@@ -9,6 +9,7 @@ from tritonite.dynamic import pointwise_dynamic
 from tritonite.install.override import disable, enable, use_gems
 from tritonite.registry import Op
 from tritonite.registry import overloads as _overloads
+from tritonite.report.audit import audit
 from tritonite.report.explain import explain
 from tritonite.report.report import OperatorReport, Report, report
 from tritonite.report.stats import stats
@@ -29,6 +30,7 @@ __all__ = [
     "OperatorReport",
     "Report",
     "Warmup",
+    "audit",
     "backend",
     "device",
     "disable",

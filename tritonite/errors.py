@@ -164,6 +164,12 @@ class InvalidAction(TritoniteError, ValueError):
     template = "on_compile takes 'raise', 'warn', a function or None, not {action!r}"
 
 
+class InvalidAudit(TritoniteError, ValueError):
+    """Raised by `tritonite.audit` for arguments that it does not take, and while another audit runs."""
+
+    template = "tritonite.audit: {reason}"
+
+
 class InvalidShapes(TritoniteError, ValueError):
     """Raised by `tritonite.warm` for variants of a call that cannot be made."""
 

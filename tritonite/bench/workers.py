@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import tritonite
 from tritonite.bench import timing
 from tritonite.bench.cases import Case
 from tritonite.bench.run import Check, check, message, provider
+from tritonite.testing import processes
 
 # Seconds for a case, compilation included, after which its process counts as hung.
 _PATIENCE = 600.0
@@ -75,12 +75,7 @@ class _Worker:
     def __init__(self, context: Any, of: tuple[Cases, tuple[str, ...], int], index: int) -> None:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, *of), daemon=True)
-        # Ctrl-C reaches every process of a terminal. Workers inherit a blocked SIGINT; this process ends them.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        processes.start(self.process)
         theirs.close()
         self.usable = True
         self.begin(index)

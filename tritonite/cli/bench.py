@@ -17,7 +17,7 @@ import torch
 import typer
 
 import tritonite
-from tritonite.cli.common import app, console, dtypes_named
+from tritonite.cli.common import INTERRUPTED, app, console, dtypes_named
 from tritonite.errors import TritoniteError
 from tritonite.registry import names, overloads
 from tritonite.runtime import cache
@@ -81,7 +81,7 @@ def _measure_regressions(patterns: list[str] | None, rounds: int) -> None:
             table.add_row(case.name, case.op, *times, f"{found.gain:.2f}", f"{case.gain:.2f}", verdict)
     except KeyboardInterrupt:
         console.print("[yellow]interrupted[/]")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         console.print(table)
 
@@ -241,7 +241,7 @@ def bench(
     _save(measured, json, html, charts)
     slower = view.show_changes(console, results.compare(earlier, measured)) if earlier else 0
     if measured.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
     failures = [each.failure for each in measured.results] + [each.failure for each in measured.models]
     if slower or any(failures):
         raise typer.Exit(1)
@@ -292,4 +292,4 @@ def _checks(cases: workers.Cases, count: int, providers: Sequence[str], jobs: in
             return view.checking(console, checked, count)
     except KeyboardInterrupt:
         console.print("[yellow]interrupted: nothing was measured[/]")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None

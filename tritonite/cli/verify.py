@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from tritonite.cli.common import app, console, dtypes_named
+from tritonite.cli.common import INTERRUPTED, app, console, dtypes_named, interruptible
 
 if TYPE_CHECKING:
     from tritonite.testing import verify as verification
@@ -42,7 +43,7 @@ def verify(
     table = Table(Column("operator", overflow="fold"), "dtype", "samples", "result", "worst error (eps)", "ATen's own")
     failures = total = served = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with interruptible() as interrupted, Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("verifying", total=None)
         for report in reports(op, dtypes, full):
             progress.update(task, description=report.op, advance=1)
@@ -61,11 +62,13 @@ def verify(
             for failure in report.failures[:3]:
                 line = f"[red]{report.op} {report.dtype}[/] {escape(failure)}"
                 progress.console.print(line, highlight=False, soft_wrap=True)
-    if not total:
+    if not total and not interrupted:
         console.print("[red]error:[/] nothing to verify: none of these operators has samples in these dtypes")
         raise typer.Exit(2)
     console.print(table)
     console.print(f"{total} samples, {failures} of {table.row_count} checks failed")
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
     if not served:
         console.print("[red]error:[/] nothing was verified: kernels declined every sample, and ATen served them")
     if failures or not served:
@@ -84,21 +87,24 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
     from tritonite.testing.fuzz import Tally, fuzz
 
     tally, findings = Tally(), 0
-    outcomes: Iterable[Finding | None]
+    outcomes: Generator[Finding | None, None, None]
     outcomes = fuzz(seconds or 0, op, seed, jobs, tally) if case is None else _repeated(op, seed, case, tally)
-    for finding in outcomes:
-        if finding is not None:
-            findings += 1
-            console.print(str(finding), highlight=False, markup=False, soft_wrap=True)
+    with interruptible() as interrupted, contextlib.closing(outcomes):
+        for finding in outcomes:
+            if finding is not None:
+                findings += 1
+                console.print(str(finding), highlight=False, markup=False, soft_wrap=True)
     kinds = f"{tally.calls} calls, {tally.fused} of fused operators"
     console.print(f"{kinds}, {tally.served} served by kernels, {findings} findings")
     for crash in tally.aten_crashes:
         console.print(f"ATen: {crash}", highlight=False, markup=False, soft_wrap=True)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
     if findings:
         raise typer.Exit(1)
 
 
-def _repeated(op: list[str] | None, seed: int, case: int, tally: Tally) -> Iterator[Finding | None]:
+def _repeated(op: list[str] | None, seed: int, case: int, tally: Tally) -> Generator[Finding | None, None, None]:
     """Yield the finding, or None, of one drawn call of each operator, and print who served it."""
     from tritonite.runtime.stats import counts
     from tritonite.testing.fuzz import chosen_names, fuzz_one

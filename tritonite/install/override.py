@@ -73,6 +73,8 @@ _over_users: set[str] = set()
 _disabling = False
 # The native dispatcher, once loaded.
 _native: ModuleType | None = None
+# The arguments of its `set_audit`: a function for sampled calls, their share of 2**64, a seed.
+_audit: tuple[Callable[..., Any] | None, int, int] = (None, 0, 0)
 
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
@@ -269,8 +271,23 @@ def native_dispatcher() -> ModuleType | None:
         stats.read_native(module)
         with _lock:
             _select_native(module)
+            module.set_audit(*_audit)
     _native = module
     return module
+
+
+def dispatcher_in_use() -> ModuleType | None:
+    """Return the native dispatcher if it is loaded."""
+    return _native
+
+
+def audit_natively(begin: Callable[..., Any] | None, share: int, seed: int) -> None:
+    """Have the native dispatcher show a share of calls, as a fraction of 2**64, to `begin`; None ends that."""
+    global _audit
+    with _lock:
+        _audit = begin, share, seed
+        if _native is not None:
+            _native.set_audit(*_audit)
 
 
 def declare_native(module: ModuleType, op: Op) -> None:

@@ -25,13 +25,24 @@ _NUMBERS = (bool, int, float)
 _FIRST_IN_CAPTURE = "a first call that writes into its arguments while a CUDA graph is captured"
 
 
+# Takes an operator and the arguments of a call that is about to be served. Returns a function of the results, which is
+# called if a kernel serves the call, or None to leave the call alone.
+Auditor = Callable[[Op, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
+
+
 class _InForce:
     names: frozenset[str] = frozenset()
+    audit: Auditor | None = None
 
 
 def put_in_force(names: frozenset[str]) -> None:
     """Set the overloads whose host functions run; other registered overloads go to ATen."""
     _InForce.names = names
+
+
+def audit_by(auditor: Auditor | None) -> None:
+    """Show every call that goes through Python to an auditor; None ends that."""
+    _InForce.audit = auditor
 
 
 def override(op: Op, kernel: Any) -> Callable[..., Any]:
@@ -57,8 +68,13 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
 
     @opaque
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kernel is not None and (name not in in_force.names or (interpreted and inside_kernel())):
+        audit = in_force.audit
+        # An audit's own calls go to ATen, as calls do inside an interpreted kernel.
+        if kernel is not None and (
+            name not in in_force.names or ((interpreted or audit is not None) and inside_kernel())
+        ):
             return aten(args, kwargs)
+        check = None if audit is None else audit(op, args, kwargs)
         try:
             if kernel is not None and profiler._is_profiler_enabled:
                 with _ProfiledRange(label):
@@ -73,6 +89,8 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
         count_launch()
         if op.versioned:
             direct.increment_versions_of_lists(op, args, kwargs)
+        if check is not None:
+            check(result)
         return result
 
     return call

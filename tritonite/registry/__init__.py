@@ -7,6 +7,7 @@
 - schema: facts that PyTorch's dispatcher has about operators
 - names: the overloads that a call of one of torch's functions reaches
 - signature: schemas as Python signatures
+- results: facts about results that schemas do not have
 - slower: operators in which ATen is faster, from slower.json
 """
 

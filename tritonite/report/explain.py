@@ -24,9 +24,19 @@ from tritonite.runtime.hollow import hollow, without_elements
 from tritonite.runtime.launch import LaunchDescription
 from tritonite.runtime.plan import CopyStep, LaunchStep, ReadStep, ZeroStep
 from tritonite.runtime.recorder import Recorder
+from tritonite.text_table import html_text
 
 
-def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+class Explanation(str):
+    """Text of `explain`, which notebooks show with its lines."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return html_text(self)
+
+
+def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Describe a call: the path it takes, its promotion, launches and results, or why ATen serves it.
 
     The host function runs, and its launches are recorded instead of made. Nothing is computed, allocated, written or
@@ -52,6 +62,11 @@ def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> st
         Unsupported: the operator is outside ATen and does not serve these arguments.
         Exception: ATen's own error, if ATen refuses the arguments.
     """
+    return Explanation(_explained(function, args, kwargs))
+
+
+def _explained(function: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the text of `explain`."""
     if not isinstance(function, str):
         if not args and not kwargs and (text := _compiled(function)):
             return text

@@ -17,6 +17,7 @@ from tritonite.errors import ATEN_IS_FASTER
 from tritonite.install.override import installed, unknown, use_gems
 from tritonite.registry import names
 from tritonite.registry.schema import computes, decomposed, overload_name
+from tritonite.report.audit import Finding, running
 from tritonite.report.stats import stats
 from tritonite.runtime.compilation import Compilation, listening, summary
 from tritonite.runtime.opaque import OpaqueMode
@@ -60,11 +61,13 @@ class Report:
         operators: an OperatorReport by overload name, in descending order of device time, then of calls.
         result: the return value of the reported function.
         compiled: kernels that the call compiled, or loaded from Triton's disk cache.
+        findings: what `tritonite.audit` found in the call, if an audit runs.
     """
 
     operators: dict[str, OperatorReport]
     result: Any = dataclasses.field(repr=False)
     compiled: tuple[Compilation, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return `operators` as nested dicts of plain values."""
@@ -72,6 +75,7 @@ class Report:
 
     def __rich__(self) -> Any:
         from rich.table import Column, Table
+        from rich.text import Text
 
         timed = any(each.microseconds is not None for each in self.operators.values())
         numbers = ["calls", "Triton", "ATen", *(["device us", "share"] if timed else [])]
@@ -79,6 +83,9 @@ class Report:
         table = Table(
             Column("operator", overflow="fold"), *columns, "why ATen", title=self._title(), title_justify="left"
         )
+        if self.findings:
+            lines = (f"{each.check} of {each.overload}, {each.count} calls: {each.detail}" for each in self.findings)
+            table.caption, table.caption_justify = Text("\n".join(("audit:", *lines))), "left"
         for name, each in self.operators.items():
             times = [f"{each.microseconds:.1f}", f"{each.share:.1%}"] if timed else []
             counts = (str(count or "") for count in (each.calls, each.tritonite, each.aten))
@@ -87,6 +94,9 @@ class Report:
 
     def __str__(self) -> str:
         return text_table.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return text_table.html_of(self.__rich__())
 
     def _title(self) -> str:
         reports = self.operators.values()
@@ -145,7 +155,8 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
             raise unknown(name)
     timed = devices.current.type == "cuda" and not torch.autograd.profiler._is_profiler_enabled
     with contextlib.nullcontext() if installed() else use_gems():
-        selected, before = installed(), stats()
+        selected, before, auditing = installed(), stats(), running()
+        known = auditing.findings if auditing else []
         profiled = profiler() if timed else contextlib.nullcontext()
         with listening() as compiled, profiled as profile, _Watching(timed) as watching:
             result = function(*args, **kwargs)
@@ -171,8 +182,9 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
         microseconds = times.get(name, 0.0) if timed else None
         share = None if microseconds is None else microseconds / (total or 1.0)
         operators[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
+    findings = tuple(auditing.since(known)) if auditing else ()
     slowest = sorted(operators, key=lambda name: (-(operators[name].microseconds or 0), -operators[name].calls, name))
-    return Report({name: operators[name] for name in slowest}, result, tuple(compiled))
+    return Report({name: operators[name] for name in slowest}, result, tuple(compiled), findings)
 
 
 def profiler() -> Any:

@@ -48,6 +48,9 @@ class Stats(dict[str, Counts]):
     def __str__(self) -> str:
         return text_table.text_of(self)
 
+    def _repr_html_(self) -> str:
+        return text_table.html_of(self.__rich__())
+
 
 def stats() -> Stats:
     """Return the counts of every overload called since the process began or `reset_stats()`; they print as a table.

@@ -7,6 +7,7 @@
 - record.h: runs Python without a plan, and converts the plan that Python returns
 - replay.h: runs a plan
 - graph.h: a graph's plan as C++ data, and its execution
+- audit.h: samples of calls for `tritonite.audit`
 - driver.h: the CUDA driver, loaded at run time
 - dispatcher.cpp: the boxed kernel of every overridden operator, and the functions that Python calls
 

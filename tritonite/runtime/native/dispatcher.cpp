@@ -24,6 +24,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include "audit.h"
 #include "cache.h"
 #include "graph.h"
 #include "record.h"
@@ -47,14 +48,17 @@ bool launches_are_watched() {
   return false;
 }
 
-// Runs ATen's kernel if there are `keys`, else the operator from PyTorch's dispatcher on.
-void fall_back(const State& state, c10::DispatchKeySet keys, Stack* stack) {
+// Runs ATen's kernel if there are `keys`, else the operator from PyTorch's dispatcher on. Returns false: no kernel of
+// Tritonite's ran.
+bool fall_back(const State& state, c10::DispatchKeySet keys, Stack* stack) {
   if (keys.empty()) state.handle.callBoxed(stack);
   else call_kernel(state, keys, stack);
+  return false;
 }
 
 // Serves a call: by the plan of its key, by the host function if there is no plan, or by `fall_back`.
-void serve(State& state, c10::DispatchKeySet keys, Stack* stack) {
+// Returns whether a kernel of Tritonite's ran.
+bool serve(State& state, c10::DispatchKeySet keys, Stack* stack) {
   const size_t arguments = state.handle.schema().arguments().size();
   Call call;
   const bool keyed = key_call(state, *stack, arguments, call) && !launches_are_watched();
@@ -76,8 +80,8 @@ void serve(State& state, c10::DispatchKeySet keys, Stack* stack) {
           }
         }
         replay.run(stack, arguments);
-        state.replayed.fetch_add(1, std::memory_order_relaxed);
-        return;
+        if (!repeats) state.replayed.fetch_add(1, std::memory_order_relaxed);
+        return true;
       } catch (const Refused&) {
         reason = "a kernel refuses the data";
         if (!plan->lasting.empty() && state.is_atens()) {
@@ -93,14 +97,18 @@ void serve(State& state, c10::DispatchKeySet keys, Stack* stack) {
     reason_counter(state, reason)->fetch_add(1, std::memory_order_relaxed);
     return fall_back(state, keys, stack);
   }
-  if (!record(state, call, keyed && !reason, stack, arguments)) fall_back(state, keys, stack);
+  return record(state, call, keyed && !reason, stack, arguments) || fall_back(state, keys, stack);
 }
 
 void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   // No lock: a state is complete before its operator is installed, and installation publishes it to other threads.
   State& state = *states().find(&handle.schema())->second;
   if (inside_kernel || !state.active()) return call_kernel(state, keys, stack);
-  serve(state, keys, stack);
+  if (!auditing.load(std::memory_order_relaxed)) {
+    serve(state, keys, stack);
+    return;
+  }
+  serve_audited(state, stack, [&] { return serve(state, keys, stack); });
 }
 
 void serve_in_graph(State& state, Stack* stack) {
@@ -282,6 +290,15 @@ py::object call_with(const std::string& name, const py::list& values) {
   return results;
 }
 
+// Serves a call as `call_with` does, without counting it.
+py::object repeat(const std::string& name, const py::list& values) {
+  struct Uncounted {
+    Uncounted() { repeats = true; }
+    ~Uncounted() { repeats = false; }
+  } uncounted;
+  return call_with(name, values);
+}
+
 // Returns (replayed calls, declined calls by reason, plans), zeros for an operator that is not declared.
 py::tuple counts(const std::string& name) {
   if (!by_name().count(name)) return py::make_tuple(0, py::dict(), 0);
@@ -333,6 +350,8 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   module.def("clear", &clear);
   module.def("kept", &kept);
   module.def("call", &call_with);
+  module.def("repeat", &repeat);
+  module.def("set_audit", &set_audit);
   py::class_<Graph, std::shared_ptr<Graph>>(module, "Graph")
       .def(py::init([](const py::object& described) {
         return graph_of(described, [](const std::string& name) { return by_name().at(name); });

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from tritonite.testing.fuzz.check import Finding, check, outcome, synchronize
 from tritonite.testing.fuzz.draw import Call, draw
 from tritonite.testing.fuzz.fused import PREFIX, FusedCall, check_fused, draw_fused, named_fused
 from tritonite.testing.judge import without_tf32
+from tritonite.testing.processes import start
 
 # Seconds, compilation included, after which a call counts as hanging.
 _PATIENCE = 120.0
@@ -97,7 +98,7 @@ def fuzz(
     processes: int,
     tally: Tally,
     turns: int | None = None,
-) -> Iterator[Finding]:
+) -> Generator[Finding, None, None]:
     """Draw calls of the named overloads and fused operators for a time, yield findings, and count in `tally`.
 
     `names` are patterns as in `chosen_names`. Without names one call in five is of a fused operator, and the others are
@@ -153,7 +154,7 @@ class _Worker:
         self.alone, self.accused, self.second, self.unstarted = alone, False, second, False
         arguments = theirs, chosen, seed, index, *steps, turn, alone
         self.process = context.Process(target=_work, args=arguments, daemon=True)
-        self.process.start()
+        start(self.process)
         theirs.close()
         self.seed, self.turn, self.heard, self.ended = seed, turn, time.monotonic(), False
         self.at: tuple[str, int, str, str] | None = None

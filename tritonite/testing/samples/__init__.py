@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 
 from tritonite.ops.families import FAMILIES
+from tritonite.registry.results import UNWRITTEN
 from tritonite.testing.samples.boundaries import at_boundaries
 from tritonite.testing.samples.facts import (
     CANCELLING,
@@ -22,7 +23,6 @@ from tritonite.testing.samples.facts import (
     REFERENCES,
     ROUNDED_TERMS,
     TERMS,
-    UNWRITTEN,
     MayDecline,
     Sums,
     compares_zero_sign,

@@ -378,7 +378,6 @@ facts.REFERENCES |= {
     f"{_FLASH_ROWS}_backward": _row_gradients(6, 11, True, 3),
     f"{_EFFICIENT_ROWS}_backward": _row_gradients(6, 14, False, 4),
 }
-facts.UNWRITTEN |= {f"{_FLASH_ROWS}_forward": (2, 3), f"{_EFFICIENT_ROWS}_forward": (2, 3)}
 # ATen has no attention in float64 on GPUs.
 facts.REFERENCES[f"{_CPU}_backward"] = _gradients_of_cpu
 facts.REFERENCES |= {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn}
@@ -387,8 +386,6 @@ facts.REFERENCES |= {
     f"{_EFFICIENT}_backward": _gradients(4, 11, False, mask=10),
     f"{_CUDNN}_backward": _gradients(8, 14, False),
 }
-# The state of the generator, which is uninitialised without dropout.
-facts.UNWRITTEN |= {_FLASH: (6, 7), _EFFICIENT: (2, 3), _CUDNN: (6, 7)}
 
 
 def _draw(given: dict[str, Any]) -> int:

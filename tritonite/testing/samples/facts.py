@@ -44,8 +44,6 @@ FLAGS: dict[str, tuple[bool, ...]] = {}
 # By overload or operator: computes the float64 result where ATen does not. For an overload without results it writes
 # the arguments, and returns them and the outputs by name.
 REFERENCES: dict[str, Callable[..., Any]] = {}
-# By operator: the indices of results that ATen leaves uninitialised. Only dtype, shape and device are compared.
-UNWRITTEN: dict[str, tuple[int, ...]] = {}
 # Operators that draw random numbers. Their values are not compared.
 RANDOM: set[str] = set()
 # By operator: replaces drawn arguments for which ATen stops the program, takes forever, or has a result that depends on
