@@ -21,6 +21,7 @@ FAMILIES = (
     "embedding",
     "embedding_bag",
     "fake_quantize",
+    "fft",
     "foreach",
     "foreach_reduction",
     "fused_optimizers",
