@@ -30,6 +30,8 @@ def _check(self, dim, normalization, accepts, last=None):
         raise Decline(f"dim {list(dim)} for a tensor of {self.dim()} dimensions; distinct ones from 0 are served")
     if normalization not in (0, 1, 2):
         raise Decline(f"normalization {normalization}; 0, 1 and 2 are served")
+    if not self.numel():
+        raise Decline("a tensor without elements, which ATen's libraries refuse")
     lengths = [self.shape[d] for d in dim]
     if last is not None:
         if last < 1 or self.shape[dim[-1]] != last // 2 + 1:
@@ -105,8 +107,7 @@ def _fft_c2c(self, dim, normalization, forward, outs=()):
     lengths = _check(self, dim, normalization, COMPLEX)
     strides = _c2c_strides(self, self.stride(), dim)
     (out,) = outs = outputs((self,), [self.shape], [self.dtype], outs, strides=strides, accepts=COMPLEX)
-    if out.numel():
-        _chain(self, dim[::-1], lengths[::-1], out, forward, _scale(normalization, lengths))
+    _chain(self, dim[::-1], lengths[::-1], out, forward, _scale(normalization, lengths))
     return outs
 
 
@@ -119,13 +120,13 @@ def _fft_r2c(self, dim, normalization, onesided, outs=()):
         shape[dim[-1]] = lengths[-1] // 2 + 1
     strides = _r2c_strides(self, dim, shape, onesided)
     (out,) = outs = outputs((self,), [shape], [_COMPLEX_OF[self.dtype]], outs, strides=strides)
-    if out.numel():
-        scale = _scale(normalization, lengths)
-        alone = len(dim) == 1
-        spectrum = out if alone else empty(shape, out.dtype, out.device)
-        launch.transform(spectrum, self, dim[-1], lengths[-1], scale=scale if alone else 1.0)
-        if not alone:
-            _chain(spectrum, dim[-2::-1], lengths[-2::-1], out, True, scale)
+    scale = _scale(normalization, lengths)
+    if len(dim) == 1:
+        launch.transform(out, self, dim[0], lengths[0], scale=scale)
+        return outs
+    spectrum = empty(shape, out.dtype, out.device)
+    launch.transform(spectrum, self, dim[-1], lengths[-1])
+    _chain(spectrum, dim[-2::-1], lengths[-2::-1], out, True, scale)
     return outs
 
 
@@ -137,10 +138,9 @@ def _fft_c2r(self, dim, normalization, last_dim_size, outs=()):
     shape[dim[-1]] = last_dim_size
     strides = _c2r_strides(self, dim, shape)
     (out,) = outs = outputs((self,), [shape], [_REAL_OF[self.dtype]], outs, strides=strides, accepts=COMPLEX)
-    if out.numel():
-        spectrum = self
-        if len(dim) > 1:
-            spectrum = empty(self.shape, self.dtype, self.device)
-            _chain(self, dim[-2::-1], lengths[-2::-1], spectrum, False)
-        launch.transform(out, spectrum, dim[-1], last_dim_size, scale=_scale(normalization, lengths))
+    spectrum = self
+    if len(dim) > 1:
+        spectrum = empty(self.shape, self.dtype, self.device)
+        _chain(self, dim[-2::-1], lengths[-2::-1], spectrum, False)
+    launch.transform(out, spectrum, dim[-1], last_dim_size, scale=_scale(normalization, lengths))
     return outs

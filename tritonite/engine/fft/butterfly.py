@@ -24,11 +24,6 @@ def _sine(k: int, n: int) -> float:
     return (0.0, 1.0, 0.0, -1.0)[4 * k // n % 4] if 4 * k % n == 0 else math.sin(2 * math.pi * (k % n) / n)
 
 
-@triton.constexpr_function
-def _minus(x: float) -> float:
-    return -x
-
-
 @triton.jit
 def _plus_product(total, x, FACTOR: tl.constexpr):
     """Return total + x * FACTOR. Factors of 0, 1 and -1 cost no product."""
@@ -48,10 +43,10 @@ def _component(re, im, K: tl.constexpr, RADIX: tl.constexpr):
     """Return element K of the transform: the sum of x[t] exp(-2 pi i K t / RADIX) over t."""
     sum_re, sum_im = re[0], im[0]
     for t in tl.static_range(1, RADIX):
-        COSINE: tl.constexpr = _cosine(K * t, RADIX)
-        SINE: tl.constexpr = _sine(K * t, RADIX)
-        sum_re = _plus_product(_plus_product(sum_re, re[t], COSINE), im[t], SINE)
-        sum_im = _plus_product(_plus_product(sum_im, im[t], COSINE), re[t], _minus(SINE))
+        sum_re = _plus_product(sum_re, re[t], _cosine(K * t, RADIX))
+        sum_re = _plus_product(sum_re, im[t], _sine(K * t, RADIX))
+        sum_im = _plus_product(sum_im, im[t], _cosine(K * t, RADIX))
+        sum_im = _plus_product(sum_im, re[t], _sine(-K * t, RADIX))
     return sum_re, sum_im
 
 

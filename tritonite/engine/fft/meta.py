@@ -60,7 +60,7 @@ def radix_of(meta: FftMeta, stage: int) -> int:
 @triton.constexpr_function
 def radix_lanes(meta: FftMeta, stage: int) -> int:
     """Return the power of 2 that holds the radix of a stage."""
-    return _power_of_2(meta.radices[stage])
+    return 1 << (meta.radices[stage] - 1).bit_length()
 
 
 @triton.constexpr_function
@@ -72,7 +72,7 @@ def butterflies(meta: FftMeta, stage: int) -> int:
 @triton.constexpr_function
 def butterfly_lanes(meta: FftMeta, stage: int) -> int:
     """Return the power of 2 that holds the butterflies of a stage in one transform."""
-    return _power_of_2(meta.length // meta.radices[stage])
+    return 1 << (meta.length // meta.radices[stage] - 1).bit_length()
 
 
 @triton.constexpr_function
@@ -82,7 +82,3 @@ def done(meta: FftMeta, stage: int) -> int:
     for radix in meta.radices[:stage]:
         product *= radix
     return product
-
-
-def _power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()

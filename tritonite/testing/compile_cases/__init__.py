@@ -16,6 +16,7 @@ for _engine in (
     "delta_rule",
     "depthwise",
     "distillation",
+    "fft",
     "fused",
     "gemm",
     "histogram",
