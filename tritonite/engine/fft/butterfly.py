@@ -51,14 +51,19 @@ def _component(re, im, K: tl.constexpr, RADIX: tl.constexpr):
 
 
 @triton.jit
+def append(values, x):
+    """Return a tuple with one more tensor."""
+    return values + (x,)
+
+
+@triton.jit
 def butterfly(re, im, RADIX: tl.constexpr):
     """Return the Fourier transform of RADIX complex elements, as (real parts, imaginary parts)."""
     first_re, first_im = _component(re, im, 0, RADIX)
     out_re, out_im = (first_re,), (first_im,)
     for k in tl.static_range(1, RADIX):
         next_re, next_im = _component(re, im, k, RADIX)
-        out_re = out_re + (next_re,)
-        out_im = out_im + (next_im,)
+        out_re, out_im = append(out_re, next_re), append(out_im, next_im)
     return out_re, out_im
 
 
@@ -90,6 +95,12 @@ def pack(x, RADIX: tl.constexpr):
 
 
 @triton.jit
+def _unpack_2(x):
+    a, b = tl.split(x)
+    return a, b
+
+
+@triton.jit
 def _unpack_4(x):
     even, odd = tl.split(tl.reshape(x, (x.shape[0], 2, 2)))
     a, c = tl.split(even)
@@ -98,17 +109,21 @@ def _unpack_4(x):
 
 
 @triton.jit
+def _unpack_8(x):
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], 4, 2)))
+    a, c, e, g = _unpack_4(even)
+    b, d, f, h = _unpack_4(odd)
+    return a, b, c, d, e, f, g, h
+
+
+@triton.jit
 def unpack(packed, LANES: tl.constexpr, COUNT: tl.constexpr):
     """Return the COUNT vectors of LANES elements, a power of 2, that one vector consists of."""
     x = tl.trans(tl.reshape(packed, (COUNT, LANES)))
     if COUNT == 2:
-        a, b = tl.split(x)
-        result = (a, b)
+        result = _unpack_2(x)
     elif COUNT == 4:
         result = _unpack_4(x)
     else:
-        even, odd = tl.split(tl.reshape(x, (LANES, 4, 2)))
-        a, c, e, g = _unpack_4(even)
-        b, d, f, h = _unpack_4(odd)
-        result = (a, b, c, d, e, f, g, h)
+        result = _unpack_8(x)
     return result

@@ -1,9 +1,9 @@
 """Stockham's self-sorting Fourier transform, whole transforms in the registers of a program.
 
-Stage s of radix r combines the elements j + t * length / r, t < r, of a butterfly j. With `done` the product of the
-radices before it, j = q + done * p, and element k of the butterfly becomes element q + done * (r * p + k), multiplied by
-exp(-2 pi i p k done / length). After the last stage all elements are in order. Between stages a gather moves elements
-through shared memory.
+A stage of radix r has length / r butterflies. Butterfly j combines the elements j + t * length / r, t < r. With `done`
+the product of the radices before it, and j = q + done * p, its result k is multiplied by exp(-2 pi i p k done / length)
+and becomes element q + done * (r * p + k). After the last stage all elements are in order. Between stages a gather
+moves elements through shared memory.
 
 The transform is forward. A backward one is the same with real and imaginary parts exchanged, of operands and results.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.fft.butterfly import butterfly, pack, unpack
+from tritonite.engine.fft.butterfly import append, butterfly, pack, unpack
 from tritonite.engine.fft.meta import butterflies, butterfly_lanes, done, radix_lanes, radix_of, stages
 from tritonite.language import libdevice
 from tritonite.language.indices import strided_offset
@@ -92,7 +92,7 @@ def _exchange(x, STAGE: tl.constexpr, META: tl.constexpr):
     LANES: tl.constexpr = meta.batch * butterfly_lanes(META, STAGE + 1)
     NEXT_RADIX: tl.constexpr = radix_of(META, STAGE + 1)
     ELEMENTS: tl.constexpr = radix_lanes(META, STAGE + 1)
-    # Lanes beyond the transform read any of its elements.
+    # Lanes beyond the transform read one of its elements.
     flat = tl.arange(0, ELEMENTS * LANES)
     lane, t = flat % LANES, tl.minimum(flat // LANES, NEXT_RADIX - 1)
     if meta.batch_fastest:
@@ -119,8 +119,7 @@ def _stage(re, im, roots, root_step, STAGE: tl.constexpr, META: tl.constexpr):
     out_re, out_im = (re[0],), (im[0],)
     for k in tl.static_range(1, RADIX):
         turned_re, turned_im = _turn(re[k], im[k], roots, step * k, j < butterflies(META, STAGE))
-        out_re = out_re + (turned_re,)
-        out_im = out_im + (turned_im,)
+        out_re, out_im = append(out_re, turned_re), append(out_im, turned_im)
     return _exchange(out_re, STAGE, META), _exchange(out_im, STAGE, META)
 
 
@@ -161,8 +160,7 @@ def transform(
     for t in tl.static_range(1, radix_of(META, 0)):
         element = (j + t * butterflies(META, 0)) * source.step + n * source.inner_step
         x_re, x_im = _read(re, im, base, element, source, mask, META)
-        values_re = values_re + (x_re.to(meta.compute),)
-        values_im = values_im + (x_im.to(meta.compute),)
+        values_re, values_im = append(values_re, x_re.to(meta.compute)), append(values_im, x_im.to(meta.compute))
 
     for stage in tl.static_range(LAST):
         values_re, values_im = _stage(values_re, values_im, roots, root_step, stage, META)

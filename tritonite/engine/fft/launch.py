@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES

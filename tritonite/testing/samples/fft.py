@@ -38,11 +38,11 @@ def _signals(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
 
 def _is_served(length: int) -> bool:
     """Return whether a length has no prime factor above 7."""
-    return length > 0 and 210**length.bit_length() % length == 0
+    return length > 0 and 210 ** length.bit_length() % length == 0
 
 
 def _signal_lengths(size: int) -> list[int]:
-    """Return the served lengths of real signals of whose spectrum `size` elements are a half."""
+    """Return the served lengths of real signals whose spectrum has a half of `size` elements."""
     return [length for length in (2 * size - 2, 2 * size - 1) if _is_served(length)]
 
 
@@ -52,6 +52,14 @@ def _extent(size: int, half: bool) -> int:
     return next(served, size)
 
 
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    """Return numbers of order 1: whether a sum of infinities is infinite or nan depends on its order."""
+    if x.is_complex():
+        parts = torch.view_as_real(x.resolve_conj())
+        return x if parts is (cut := _finite(parts)) else torch.view_as_complex(cut.contiguous())
+    return x if bool((x.abs() <= 9).all()) else x.nan_to_num(1, 2, -2).clamp(-9, 9)
+
+
 @facts.operands(*PACKETS)
 def _served(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
     """Return finite complex or real numbers, cut to lengths that have no prime factor above 7."""
@@ -59,10 +67,7 @@ def _served(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None
     kind = x.dtype if x.dtype in _COMPLEX_OF else None
     if kind is None or not x.dim():
         return None
-    x = x[tuple(slice(_extent(size, op.packet == "_fft_c2r")) for size in x.shape)]
-    if not bool((x.abs() <= 3).all()):
-        # Whether a sum of infinities is infinite or nan depends on its order.
-        x = x.nan_to_num(1, 2, -2).clamp(-3, 3)
+    x = _finite(x[tuple(slice(_extent(size, op.packet == "_fft_c2r")) for size in x.shape)])
     return [x] if op.packet == "_fft_r2c" else [torch.complex(x, x.flip(-1))]
 
 
@@ -81,14 +86,17 @@ def _dimensions(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.drawn(*PACKETS)
 def _valid(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return dimensions that the tensor has: ATen reads beyond its memory for others."""
+    """Return dimensions and a length that the tensor has: ATen reads and writes beyond its memory for others."""
     x = arguments["self"]
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, torch.Tensor) or x.dtype not in (*_COMPLEX_OF, *_COMPLEX_OF.values()):
         return arguments
-    if not x.dim():
-        x = x.reshape(1)
+    x = _finite(x if x.dim() else x.reshape(1))
     dim = [*dict.fromkeys(int(d) % x.dim() for d in arguments["dim"] or [0])]
-    return arguments | {"self": x, "dim": dim, "normalization": int(arguments["normalization"]) % 3}
+    valid = {"self": x, "dim": dim, "normalization": int(arguments["normalization"]) % 3}
+    if "last_dim_size" in arguments:
+        odd = int(arguments["last_dim_size"]) % 2
+        valid["last_dim_size"] = max(1, 2 * (x.shape[dim[-1]] - 1) + odd)
+    return arguments | valid
 
 
 facts.may_decline(
