@@ -147,6 +147,7 @@ def test_given_outputs():
     ("name", "x", "arguments", "reason"),
     [
         ("_fft_c2c", draw(2, 11), ([1], 0, True), "prime factors"),
+        ("_fft_c2c", draw(1).expand(2**23), ([0], 0, True), "up to"),
         ("_fft_c2c", draw(2, 4), ([], 0, True), "distinct"),
         ("_fft_c2c", draw(2, 4), ([1, 1], 0, True), "distinct"),
         ("_fft_c2c", draw(2, 4), ([1], 3, True), "normalization"),

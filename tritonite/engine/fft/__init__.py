@@ -5,6 +5,6 @@ two shorter ones (the four-step method, Bailey 1990). `kernels.py` is Stockham's
 1967): a program holds whole transforms in registers, and `butterfly.py` has the transforms of a radix. `strides.py`
 gives the layout of ATen's results.
 
-The roots of unity come from a table in device memory, which a kernel computes in float64. A recorded call keeps its
-table.
+The roots of unity come from a table in device memory, which a kernel computes in float64. A recorded call keeps the
+table of a short transform, and computes that of a long one anew.
 """

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import torch
 
-from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.fft import kernels, plan
 from tritonite.engine.fft.meta import FftMeta, Signal
 from tritonite.engine.fft.table import fft_table
 from tritonite.engine.iteration import collapse, offset_type, power_of_2
-from tritonite.runtime.contract import empty, filling
+from tritonite.runtime.contract import empty, filling, fusion
 
 _ROOTS_BLOCK = 1024
+# More warps would leave fewer registers than a radix of 8 needs.
+_MOST_WARPS = 16
 
 
 class Components(NamedTuple):
@@ -93,7 +95,8 @@ def _complex(dtype: torch.dtype) -> torch.dtype:
 def _roots(length: int, like: torch.Tensor) -> torch.Tensor:
     """Return a table of cos and sin of 2 pi k / length, for k < length."""
     roots = empty((length, 2), like.dtype, like.device)
-    with filling(roots):
+    kept = length <= fft_table().kept_roots
+    with filling(roots) if kept else contextlib.nullcontext():
         kernels.write_roots[(-(-length // _ROOTS_BLOCK),)](roots, length, BLOCK=_ROOTS_BLOCK)
     return roots
 
@@ -134,10 +137,11 @@ def _launch(
         compute=TRITON_DTYPES[roots.dtype],
         index=offset_type(*[each.re for each in operands]),
     )
-    warps = max(1, min(devices.current.most_warps, batch * lanes // (32 * table.elements_per_thread)))
+    warps = max(1, min(_MOST_WARPS, batch * lanes // (32 * table.elements_per_thread)))
     kernels.transform[(-(-transforms // batch),)](
         *(*out, *x, roots, tuple(sizes[:-1]), tuple(out_strides), tuple(in_strides), target, source),
         *(transforms, inner, whole // length, scale),
         META=meta,
         num_warps=warps,
+        **fusion(),
     )

@@ -15,6 +15,9 @@ _RADICES = (8, 4, 2, 3, 5, 7)
 
 def check_length(length: int, dtype: torch.dtype) -> None:
     """Decline a length that neither one pass nor two passes serve, for operands of a real dtype."""
+    most = fft_table().longest_signal
+    if length > most:
+        raise Decline(f"transforms of length {length}; lengths up to {most} are served")
     passes(length, longest(dtype))
 
 

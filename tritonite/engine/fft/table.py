@@ -11,6 +11,8 @@ class FftTable(NamedTuple):
     """Choices of a kind of device.
 
     `longest`: the longest transform of a program; longer ones take two passes. A float64 one may be half as long.
+    `longest_signal`: the longest transform of two passes.
+    `kept_roots`: the longest transform for which a recorded call keeps its roots of unity in device memory.
     `elements`: elements of a program, if there are enough transforms.
     `elements_per_thread`: elements of a program for each of its threads.
     `faster_up_to`: the longest transforms that are faster than ATen's. ATen serves all others unless `faster_only` is
@@ -18,6 +20,8 @@ class FftTable(NamedTuple):
     """
 
     longest: int = 8192
+    longest_signal: int = 2**22
+    kept_roots: int = 2**14
     elements: int = 2048
     elements_per_thread: int = 16
     faster_up_to: int = 0
