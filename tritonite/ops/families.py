@@ -4,6 +4,7 @@ FAMILIES = (
     "activation",
     "amp",
     "arithmetic",
+    "assertion",
     "attention",
     "batch_norm",
     "bessel",

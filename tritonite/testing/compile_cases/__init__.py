@@ -10,6 +10,7 @@ import importlib
 
 # A module registers its cases when it is imported.
 for _engine in (
+    "assertion",
     "attention",
     "attention_hopper",
     "convolution",
