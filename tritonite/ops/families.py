@@ -42,6 +42,7 @@ FAMILIES = (
     "polynomial",
     "pooling",
     "probability",
+    "quantized_weight",
     "random",
     "rearrangement",
     "recurrent",
