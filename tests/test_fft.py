@@ -7,6 +7,7 @@ import torch
 from conftest import served
 
 import tritonite
+from tritonite.engine import iteration
 from tritonite.engine.fft import plan, table
 from tritonite.engine.fft.strides import library_strides
 from tritonite.errors import Decline
@@ -133,6 +134,20 @@ def test_short_time_transform():
     assert served("_fft_r2c") and served("_fft_c2r")
     torch.testing.assert_close(spectrum, expected)
     torch.testing.assert_close(restored, signal, rtol=1e-4, atol=1e-5)
+
+
+def test_64_bit_offsets(monkeypatch, short_passes):
+    monkeypatch.setattr(iteration, "INT32_LIMIT", 1)
+    x = draw(2, 3, 36).transpose(0, 1)
+    check("_fft_c2c", x, [2], 0, True)
+    check("_fft_c2r", x[..., :13], [0, 2], 1, 24)
+
+
+def test_rows_do_not_depend_on_others():
+    x = draw(5, 60)
+    with tritonite.use_gems(include="_fft_*", faster_only=False, invariant=True):
+        whole, alone = torch.fft.fft(x), torch.fft.fft(x[3:4])
+    assert served("_fft_c2c") and torch.equal(whole[3:4], alone)
 
 
 def test_given_outputs():
