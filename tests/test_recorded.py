@@ -54,7 +54,7 @@ def test_a_call_is_recorded_and_replayed(name):
         for each in found:
             own, aten = (comparable(op.packet, pytree.tree_leaves(results)) for results in (each, expected))
             for ours, theirs in zip(own, aten, strict=True):
-                if theirs.extent != "values" or theirs.value is None:
+                if theirs.extent != "values" or theirs.value is None or isinstance(theirs.value, str):
                     assert ours.kind == theirs.kind
                 else:
                     torch.testing.assert_close(ours.value, theirs.value, rtol=2e-2, atol=2e-2, equal_nan=True)

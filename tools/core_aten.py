@@ -23,10 +23,7 @@ COMPOSED = {
 }
 
 # Operators without a kernel, and why.
-LEFT = {
-    "_fft_c2r": "a Fourier transform of complex numbers, by cuFFT",
-    "_fft_r2c": "a Fourier transform to complex numbers, by cuFFT",
-}
+LEFT: dict[str, str] = {}
 
 
 def computing() -> set[str]:

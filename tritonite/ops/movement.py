@@ -70,6 +70,17 @@ def _to_copy(self, non_blocking, memory_format, dtype=None, layout=None, device=
     return (copied,)
 
 
+@operator("dequantize", accepts=MOVED)
+def dequantize(self, outs=()):
+    """Convert numbers to float32: a tensor without a quantised dtype stands for its own numbers."""
+    if self.dtype is torch.float32 and not outs:
+        raise Decline("a float32 tensor, which ATen returns itself")
+    check_conversion(self.dtype, torch.float32)
+    copied = result((self,), self.shape, torch.float32, outs, strides_like(self, None))
+    move(self, copied)
+    return (copied,)
+
+
 def _promoted(tensors):
     """Return the promoted dtype of tensors. Decline dtypes that torch does not promote."""
     try:

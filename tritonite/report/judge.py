@@ -50,7 +50,7 @@ def judge(
         return Verdict(f"strides {actual.stride()} where ATen gives {aten.stride()}")
     if actual.is_complex():
         pairs = [torch.view_as_real(t.resolve_conj()) if t is not None else None for t in (actual, aten, reference)]
-        return judge(pairs[0], pairs[1], pairs[2], device=device, terms=terms)
+        return judge(pairs[0], pairs[1], pairs[2], zero_sign, device, terms, cancels)
     actual, aten = actual.to(device), aten.to(device)
     reference = None if reference is None else reference.to(device)
     same = _identical(actual, aten)

@@ -36,6 +36,11 @@ _RENAMED = {
     "argsort": "sort",
     "msort": "sort",
     **{f"conv{kind}{dims}d": "convolution" for kind in ("", "_transpose") for dims in (1, 2, 3)},
+    **{f"fft.{way}fft{dims}": "_fft_c2c" for way in ("", "i") for dims in ("", "2", "n")},
+    **{f"fft.{way}fft{dims}": "_fft_r2c" for way in ("r", "ih") for dims in ("", "2", "n")},
+    **{f"fft.{way}fft{dims}": "_fft_c2r" for way in ("ir", "h") for dims in ("", "2", "n")},
+    "stft": "_fft_r2c",
+    "istft": "_fft_c2r",
 }
 # Largest degree of a polynomial. ATen's CUDA kernels take one step a degree, and 2^63 for an infinite degree.
 _MAX_STEPS = 2**14
@@ -47,6 +52,8 @@ ROUNDED_GRADIENTS = {"ldexp", "linalg_vector_norm"}
 ROUNDED_GRADIENTS |= {"sort", "topk", "kthvalue", "median", "nanmedian", "mode"}
 # Each call draws samples, whose roundoff in 16 bits decides the positions of windows.
 ROUNDED_GRADIENTS |= {"fractional_max_pool2d", "fractional_max_pool3d"}
+# Functions that do not write an output given for a transform along one dimension (torch 2.13).
+UNWRITTEN_OUTPUTS = {"fft.ihfft2", "fft.ihfftn"}
 # mpmath's function and its order. ATen reduces large arguments by a rounded pi / 4, also in float64.
 _BESSEL = {f"special_bessel_{kind}{order}": (f"bessel{kind}", order) for kind in "jy" for order in (0, 1)}
 

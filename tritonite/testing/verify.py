@@ -40,6 +40,8 @@ _OUT_DTYPES = {"exponent": torch.int32} | dict.fromkeys(("max_values", "min_indi
 _OUT_DTYPES |= dict.fromkeys(("out3", "reserve"), torch.uint8)
 # Outputs that keep the dtype of the functional form: in other dtypes ATen writes some layouts of statistics wrongly.
 _KEPT = ("save_mean", "save_invstd")
+# Families whose outputs all keep it: ATen copies a transform to an output of any dtype, also without imaginary parts.
+_KEPT_FAMILIES = ("fft",)
 
 
 @dataclass
@@ -206,7 +208,7 @@ def _functional(function: Any, op: Op, sample: Any) -> Any:
     fixed = dict(_OUT_DTYPES)
     if expected is not None:
         results = zip(op.out_names, pytree.tree_leaves(expected), strict=False)
-        fixed |= {name: result.dtype for name, result in results if name in _KEPT}
+        fixed |= {name: result.dtype for name, result in results if name in _KEPT or op.family in _KEPT_FAMILIES}
     for candidate in (dtype, *others):
         outs = {name: torch.empty(0, dtype=candidate, device=devices.current.type) for name in op.out_names}
         outs |= {name: outs[name].to(fixed[name]) for name in op.out_names if name in fixed}
@@ -326,7 +328,7 @@ def _ways(info: Any, first: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     if info.inplace_variant is not None and writable:
         yield "in-place", lambda sample: _in_place(info.inplace_variant, sample)
     # Functions over lists of tensors have no out= argument.
-    if info.supports_out and not lists:
+    if info.supports_out and not lists and info.name not in opinfo.UNWRITTEN_OUTPUTS:
         yield "out=", lambda sample: _with_out(info.op, sample)
 
 

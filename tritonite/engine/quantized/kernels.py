@@ -138,3 +138,29 @@ def multiply_int4(weight, x, out, scales, zeros, strides, added, M, N, K, steps,
             numbers -= _scales(zeros, tile.rows, tile.row_mask, group, strides.zeros, 1)[:, None]
         total = tl.dot(numbers * scale[:, None], tl.trans(y), total, out_dtype=tl.float32)
     _write(total, out, tile, strides.out, added, META)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["N", "steps"])
+def multiply_int8(weight, x, out, strides, added, M, N, K, steps, META: tl.constexpr):
+    """Multiply a tile of an int8 weight (M, K) by floats x (N, K) transposed; numbers are converted in registers.
+
+    Args:
+        strides: `Int8Strides`.
+        added: `EpilogueOperands`.
+        steps: blocks of K in a slice of split-K.
+        META: `QuantizedMeta`.
+    """
+    wait_for_previous_launch()
+    BLOCK_M: tl.constexpr = META.block_m
+    BLOCK_N: tl.constexpr = META.block_n
+    BLOCK_K: tl.constexpr = META.block_k
+    tile = _own_tile(M, N, META)
+    begin, end = _slice_of_k(K, steps, BLOCK_K, META.index)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(begin, end, BLOCK_K):
+        inner = k + tl.arange(0, BLOCK_K)
+        numbers = _block(weight, tile.rows, tile.row_mask, inner, end, strides.weight, META.even_k)
+        y = _block(x, tile.columns, tile.column_mask, inner, end, strides.x, META.even_k)
+        total = tl.dot(numbers.to(y.dtype), tl.trans(y), total, input_precision="ieee", out_dtype=tl.float32)
+    _write(total, out, tile, strides.out, added, META)

@@ -18,6 +18,14 @@ class Float8Strides(NamedTuple):
     out: Any
 
 
+class Int8Strides(NamedTuple):
+    """`MatrixStrides` of the weight, the other operand and the result."""
+
+    weight: Any
+    x: Any
+    out: Any
+
+
 class Int4Strides(NamedTuple):
     """`MatrixStrides` of the packed weight, its scales and zeros, the other operand and the result."""
 

@@ -17,8 +17,15 @@ from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue, Sums
 from tritonite.engine.iteration import offset_type
-from tritonite.engine.quantized.kernels import multiply_float8, multiply_int4
-from tritonite.engine.quantized.meta import Float8Meta, Float8Strides, Int4Meta, Int4Strides
+from tritonite.engine.quantized.kernels import multiply_float8, multiply_int4, multiply_int8
+from tritonite.engine.quantized.meta import (
+    Float8Meta,
+    Float8Strides,
+    Int4Meta,
+    Int4Strides,
+    Int8Strides,
+    QuantizedMeta,
+)
 from tritonite.engine.quantized.table import quantized_table
 from tritonite.runtime.contract import empty, fusion, settings
 
@@ -171,6 +178,39 @@ def int4_product(
     work = _Work(x, result, epilogue, launch)
     # A group of at least K elements is one for every block.
     _run(work, table.int4_few, table.int4, group if group < x.shape[1] else None)
+
+
+def int8_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:
+    """Write the epilogue of x @ weight.T into `out`, for floats x (M, K) and an int8 weight (N, K) of any strides."""
+    if not out.numel():
+        return
+    result = out.unsqueeze(0)
+    epilogue = epilogue.expanded(result.shape)
+    if not x.shape[1]:
+        without_terms(epilogue, result, torch.float32)
+        return
+    table = quantized_table()
+
+    def launch(config: Config, own: _Launch) -> None:
+        result, own_epilogue = _oriented(own, config)
+        multiply_int8[_grid(config, own)](
+            *(weight, x, result),
+            strides=Int8Strides(*[_strides(each) for each in (weight, x, result)]),
+            added=own_epilogue.operands,
+            M=weight.shape[0],
+            N=x.shape[0],
+            K=x.shape[1],
+            steps=own.steps,
+            META=QuantizedMeta(
+                index=offset_type(weight, x, result, *own_epilogue.tensors),
+                group_k=config.BLOCK_K,
+                **_facts(config, own, x.shape[1]),
+                **own_epilogue.facts,
+            ),
+            **_options(config),
+        )
+
+    _run(_Work(x, result, epilogue, launch), table.int4_few, table.int4, None)
 
 
 def _run(work: _Work, few: tuple[Config, ...], many: tuple[Config, ...], group_k: int | None) -> None:

@@ -10,12 +10,14 @@ import importlib
 
 # A module registers its cases when it is imported.
 for _engine in (
+    "assertion",
     "attention",
     "attention_hopper",
     "convolution",
     "delta_rule",
     "depthwise",
     "distillation",
+    "fft",
     "fused",
     "gemm",
     "histogram",

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from tritonite import devices
+from tritonite import devices, registry
 from tritonite.engine.gemm import select
 from tritonite.engine.quantized.table import QUANTIZED
 from tritonite.install import library
@@ -74,6 +74,21 @@ def int4_products(full: bool) -> Iterator[Case]:
                     found = launches(launch, (x, weight, scales, scales if zeros else None, None, group))
                 label = f"{config} {dtype} of {K}, groups of {group}, zeros {zeros}"
                 yield Case(label, found[0], names if full else names[:: len(names) - 1])
+
+
+@compile_cases("quantized")
+def int8_weights(full: bool) -> Iterator[Case]:
+    """Products of floats and int8 weights by every tile of 4-bit weights, whole and split K."""
+    launch = registry.overloads()["_weight_int8pack_mm"]
+    for kind, names in KINDS.items():
+        table = QUANTIZED[kind]
+        for i, config in enumerate((*table.int4_few, *table.int4)):
+            every = itertools.product((torch.float16, torch.bfloat16, torch.float32), (512, 480))
+            for dtype, K in every if full else list(every)[i % 4 * 2 : i % 4 * 2 + 1]:
+                arguments = torch.empty(256, K, dtype=dtype), torch.empty(512, K, dtype=torch.int8), torch.empty(512)
+                with mock.patch.object(select, "of_tables", lambda *_, c=config, i=i: c._replace(splits=1 + i % 2)):
+                    found = launches(launch, arguments)
+                yield Case(f"{config} {dtype} of {K}, int8", found[0], names if full else names[:: len(names) - 1])
 
 
 @compile_cases("quantized")

@@ -149,6 +149,13 @@ facts.may_decline(
     device="cuda",
 )
 facts.may_decline(
+    ("dequantize.self",),
+    ("*",),
+    "a float32 tensor, which ATen returns itself",
+    "the result is the argument",
+    dtypes=(torch.float32,),
+)
+facts.may_decline(
     ("conj_physical",),
     ("functional",),
     facts.NOT_REACHED,
