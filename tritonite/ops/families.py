@@ -29,6 +29,7 @@ FAMILIES = (
     "histograms",
     "indexing",
     "jagged",
+    "linalg",
     "loss",
     "margin_loss",
     "matmul",

@@ -12,8 +12,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tritonite.runtime import contract, native
-from tritonite.testing.samples import CANCELLING, CHOSEN, RANDOM, ROUNDED_TERMS, TERMS, UNWRITTEN, Sums
-from tritonite.testing.tolerances import ATOL, RTOL
+from tritonite.testing.samples import (
+    CANCELLING,
+    CHOSEN,
+    RANDOM,
+    RESIDUALS,
+    ROUNDED_TERMS,
+    TERMS,
+    UNWRITTEN,
+    Sums,
+)
+from tritonite.testing.tolerances import ATOL, RESIDUAL, RTOL
 
 
 class Comparable(NamedTuple):
@@ -34,13 +43,43 @@ def comparable(
 ) -> list[Comparable]:
     """Return an operator's results with the extent to which each is compared.
 
-    Values of random numbers are not compared. Results that ATen leaves uninitialised are compared by kind. Given the
-    positional and keyword `arguments`, ATen's free choices are replaced by what they stand for (`CHOSEN`).
+    Values of random numbers are not compared, nor are floats that `judge_residuals` judges. Results that ATen leaves
+    uninitialised are compared by kind. Given the positional and keyword `arguments`, ATen's free choices are replaced
+    by what they stand for (`CHOSEN`).
     """
     if arguments is not None and packet in CHOSEN:
         results = CHOSEN[packet](*arguments[0], results=list(results), **arguments[1])
-    usual, unwritten = "layout" if packet in RANDOM else "values", UNWRITTEN.get(packet or "", ())
-    return [Comparable(result, "kind" if i in unwritten else usual) for i, result in enumerate(results)]
+    unwritten = UNWRITTEN.get(packet or "", ())
+
+    def extent(i: int, result: Any) -> str:
+        if i in unwritten:
+            return "kind"
+        solved = packet in RESIDUALS and isinstance(result, torch.Tensor) and result.is_floating_point()
+        return "layout" if packet in RANDOM or solved else "values"
+
+    return [Comparable(result, extent(i, result)) for i, result in enumerate(results)]
+
+
+def judge_residuals(
+    packet: str | None, arguments: tuple[Sequence[Any], dict[str, Any]], ours: Sequence[Any], aten: Sequence[Any]
+) -> str | None:
+    """Compare results by the residuals of the equations that they solve (`RESIDUALS`), as LAPACK's tests do.
+
+    Strides must equal ATen's. A matrix passes if each residual is within `RESIDUAL` units of n * eps * norm, or within
+    twice ATen's, or if ATen's own is not finite. Return a description of the first failure, or None.
+    """
+    if packet not in RESIDUALS:
+        return None
+    for own, theirs in zip(ours, aten, strict=True):
+        if isinstance(theirs, torch.Tensor) and not _same_layout(own, theirs):
+            return f"strides {own.stride()} where ATen gives {theirs.stride()}"
+    positional, named = arguments
+    measured = [RESIDUALS[packet](*positional, results=list(results), **named) for results in (ours, aten)]
+    for i, (own, theirs) in enumerate(zip(*measured, strict=True)):
+        bad = theirs.isfinite() & ((own <= (2 * theirs).clamp_min(RESIDUAL)) == 0)
+        if bool(bad.any()):
+            return f"residual {i} is {float(own[bad][0]):.3g} n eps norm where ATen's is {float(theirs[bad][0]):.3g}"
+    return None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,14 @@ _RENAMED = {
     "rrelu": "rrelu_with_noise",
     "argsort": "sort",
     "msort": "sort",
+    "cholesky": "linalg_cholesky_ex",
+    "cholesky_solve": "_cholesky_solve_helper",
+    "linalg.cholesky": "linalg_cholesky_ex",
+    "linalg.det": "_linalg_det",
+    "linalg.inv": "linalg_inv_ex",
+    "linalg.lu_factor": "linalg_lu_factor_ex",
+    "linalg.slogdet": "_linalg_slogdet",
+    "linalg.solve": "_linalg_solve_ex",
     **{f"conv{kind}{dims}d": "convolution" for kind in ("", "_transpose") for dims in (1, 2, 3)},
 }
 # Largest degree of a polynomial. ATen's CUDA kernels take one step a degree, and 2^63 for an infinite degree.

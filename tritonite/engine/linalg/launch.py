@@ -1,0 +1,56 @@
+"""Launches of the linear algebra kernels. All tensors of a launch have one batch shape in front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tritonite.engine.linalg.cholesky import factor_cholesky
+from tritonite.engine.linalg.operands import TileMeta, over_batch
+from tritonite.engine.linalg.substitution import SubstitutionMeta, Sweep, substitute
+from tritonite.engine.linalg.table import right_hand_sides, whole_matrices
+
+
+def _programs(count: int, held: int) -> int:
+    return -(-count // held)
+
+
+def cholesky(factor: torch.Tensor, info: torch.Tensor, source: torch.Tensor, upper: bool) -> None:
+    """Write the Cholesky factors of symmetric matrices, of which the triangle of the factor is read."""
+    *shape, n, _ = source.shape
+    batch, (to, code, a) = over_batch(shape, (factor, 2), (info, 0), (source, 2))
+    if not batch.count:
+        return
+    if upper:
+        to, a = to.transposed, a.transposed
+    tile = whole_matrices(n, n, batch.count, source.dtype)
+    factor_cholesky[(_programs(batch.count, tile.matrices),)](
+        *(to, code, a, batch.sizes, batch.count, n),
+        META=TileMeta.of(tile, (factor, source)),
+        num_warps=tile.num_warps,
+    )
+
+
+def solve(
+    solution: torch.Tensor,
+    right: torch.Tensor | None,
+    triangle: torch.Tensor,
+    sweeps: Sequence[Sweep],
+    pivots: torch.Tensor | None = None,
+    permuted: str = "",
+    symmetric: bool = False,
+) -> None:
+    """Write the solution of triangular systems in turn. Without `right` the right-hand sides are the identity."""
+    *shape, n, n_columns = solution.shape
+    batch, (x, b, a, swaps) = over_batch(shape, (solution, 2), (right, 2), (triangle, 2), (pivots, 1))
+    if not batch.count * n * n_columns:
+        return
+    tile = right_hand_sides(n, n_columns, batch.count, solution.dtype)
+    meta = TileMeta.of(tile, (solution, right, triangle))
+    grid = _programs(batch.count, tile.matrices) * _programs(n_columns, tile.columns)
+    substitute[(grid,)](
+        *(x, b, a, swaps, batch.sizes, batch.count, n, n_columns),
+        META=SubstitutionMeta(meta, tuple(sweeps), right is None, permuted, symmetric),
+        num_warps=tile.num_warps,
+    )
