@@ -20,6 +20,7 @@ def factor_cholesky(factor, info, source, sizes, n_matrices, n, META: tl.constex
     """
     wait_for_previous_launch()
     meta: tl.constexpr = META
+    MATRICES: tl.constexpr = meta.matrices
     index, exists = matrices_of(tl.program_id(0), n_matrices, META)
     row = tl.arange(0, meta.rows)[None, :, None]
     column = tl.arange(0, meta.columns)[None, None, :]
@@ -28,7 +29,7 @@ def factor_cholesky(factor, info, source, sizes, n_matrices, n, META: tl.constex
     first = begin(source, index, sizes)
     lower = pointers(first, tl.maximum(row, column), tl.minimum(row, column), source.row, source.column, meta.index)
     tile = tl.load(lower, mask=inside, other=0)
-    failed = tl.zeros((meta.matrices,), tl.int32)
+    failed = tl.zeros((MATRICES,), tl.int32)
     for k in range(n):
         below = column_of(tile, column, k)
         across = row_of(tile, (line == k) & exists[:, None])

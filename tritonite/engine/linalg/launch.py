@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tritonite.engine.linalg.cholesky import factor_cholesky
+from tritonite.engine.linalg.lu import LuMeta, factor_lu, unpack_lu
 from tritonite.engine.linalg.operands import TileMeta, over_batch
 from tritonite.engine.linalg.substitution import SubstitutionMeta, Sweep, substitute
 from tritonite.engine.linalg.table import right_hand_sides, whole_matrices
@@ -51,6 +52,51 @@ def solve(
     grid = _programs(batch.count, tile.matrices) * _programs(n_columns, tile.columns)
     substitute[(grid,)](
         *(x, b, a, swaps, batch.sizes, batch.count, n, n_columns),
-        META=SubstitutionMeta(meta, tuple(sweeps), right is None, permuted, symmetric),
+        META=SubstitutionMeta(meta, *sweeps, *(None,) * (2 - len(sweeps)), right is None, permuted, symmetric),
+        num_warps=tile.num_warps,
+    )
+
+
+def lu(
+    factors: torch.Tensor | None,
+    pivots: torch.Tensor | None,
+    info: torch.Tensor | None,
+    source: torch.Tensor,
+    pivot: bool = True,
+    determinant: torch.Tensor | None = None,
+    logarithm: torch.Tensor | None = None,
+) -> None:
+    """Write L and U of matrices in one, pivots, codes, and determinants, or with `logarithm` their signs and sizes."""
+    *shape, n_rows, n_columns = source.shape
+    given = ((factors, 2), (pivots, 1), (info, 0), (determinant, 0), (logarithm, 0), (source, 2))
+    batch, operands = over_batch(shape, *given)
+    if not batch.count:
+        return
+    tile = whole_matrices(n_rows, n_columns, batch.count, source.dtype)
+    meta = TileMeta.of(tile, (factors, source))
+    logs = logarithm is not None
+    factor_lu[(_programs(batch.count, tile.matrices),)](
+        *(*operands, batch.sizes, batch.count, n_rows, n_columns),
+        META=LuMeta(meta, pivot, determinant is not None and not logs, logs),
+        num_warps=tile.num_warps,
+    )
+
+
+def unpack(
+    order: torch.Tensor | None,
+    lower: torch.Tensor | None,
+    upper: torch.Tensor | None,
+    factors: torch.Tensor,
+    pivots: torch.Tensor,
+) -> None:
+    """Write the permutation matrix P, and L and U, of factors in one matrix. Without a tensor it is not written."""
+    *shape, n_rows, n_columns = factors.shape
+    batch, operands = over_batch(shape, (order, 2), (lower, 2), (upper, 2), (factors, 2), (pivots, 1))
+    if not batch.count:
+        return
+    tile = whole_matrices(n_rows, n_columns, batch.count, factors.dtype)
+    unpack_lu[(_programs(batch.count, tile.matrices),)](
+        *(*operands, batch.sizes, batch.count, n_rows, n_columns),
+        META=TileMeta.of(tile, (order, lower, upper, factors)),
         num_warps=tile.num_warps,
     )

@@ -28,14 +28,15 @@ class SubstitutionMeta:
     """Compile-time facts of `substitute`.
 
     tile: the matrices, rows and right-hand sides of a program, a `TileMeta`.
-    sweeps: the systems in order, one or two.
+    first, second: the systems in order; the second may be None.
     identity: the right-hand sides are the columns of the identity, and not read.
     permuted: "loads" reads the right-hand sides in the pivots' order, "stores" writes the solution in it.
     symmetric: the solution is symmetric. Its lower triangle is written to both.
     """
 
     tile: Any
-    sweeps: tuple[Sweep, ...]
+    first: Sweep
+    second: Sweep | None = None
     identity: bool = False
     permuted: str = ""
     symmetric: bool = False
@@ -85,10 +86,12 @@ def _sweep(
 @libentry()
 @triton.jit(do_not_specialize=["n_matrices", "n", "n_columns"])
 def substitute(solution, right, triangle, pivots, sizes, n_matrices, n, n_columns, META: tl.constexpr):
-    """Write the solution of the systems of `META.sweeps` in turn for a block of right-hand sides."""
+    """Write the solution of the system of `META.first`, and of `META.second` after it, for a block of right-hand sides."""
     wait_for_previous_launch()
     facts: tl.constexpr = META
     meta: tl.constexpr = facts.tile
+    FIRST: tl.constexpr = facts.first
+    SECOND: tl.constexpr = facts.second
     blocks = tl.cdiv(n_columns, meta.columns)
     index, exists = matrices_of(tl.program_id(0) // blocks, n_matrices, meta)
     line = tl.arange(0, meta.rows)[None, :]
@@ -105,8 +108,9 @@ def substitute(solution, right, triangle, pivots, sizes, n_matrices, n, n_column
         source = order[:, :, None] if facts.permuted == "loads" else row
         given = pointers(begin(right, index, sizes), source, column, right.row, right.column, meta.index)
         x = tl.load(given, mask=inside, other=0)
-    for i in tl.static_range(len(facts.sweeps)):
-        x = _sweep(x, triangle, index, exists, sizes, n, facts.sweeps[i], meta.index, meta.rows)
+    x = _sweep(x, triangle, index, exists, sizes, n, FIRST, meta.index, meta.rows)
+    if SECOND is not None:
+        x = _sweep(x, triangle, index, exists, sizes, n, SECOND, meta.index, meta.rows)
     out = begin(solution, index, sizes)
     place = order[:, :, None] if facts.permuted == "stores" else row
     target = pointers(out, place, column, solution.row, solution.column, meta.index)

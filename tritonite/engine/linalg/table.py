@@ -18,6 +18,7 @@ class LinalgTable(NamedTuple):
     """Parameters of a kind of device.
 
     largest: the most rows and columns of a matrix.
+    tile_bytes: bytes of the largest tile that is factored. A larger one would not stay in registers.
     warp_bytes: bytes of a tile that one warp holds.
     most_warps: warps of the largest program.
     right_hand_sides: most columns of a block of right-hand sides.
@@ -25,6 +26,7 @@ class LinalgTable(NamedTuple):
     """
 
     largest: int = 128
+    tile_bytes: int = 2**16
     warp_bytes: int = 4096
     most_warps: int = 16
     right_hand_sides: int = 32
@@ -48,11 +50,15 @@ def linalg_table() -> LinalgTable:
     return LINALG[devices.current.kind]
 
 
-def check_size(rows: int, columns: int) -> None:
-    """Decline matrices larger than the largest tile."""
-    largest = linalg_table().largest
-    if max(rows, columns) > largest:
-        raise Decline(f"matrices of {rows} by {columns}; up to {largest} by {largest} are served")
+def check_size(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Decline matrices larger than the largest tile. A vector, of one column, stands for right-hand sides by blocks."""
+    table = linalg_table()
+    size = power_of_2(rows) * power_of_2(columns) * dtype.itemsize
+    if max(rows, columns) > table.largest or size > table.tile_bytes:
+        raise Decline(
+            f"{dtype} matrices of {rows} by {columns}; up to {table.largest} rows and columns are served, and up to "
+            f"{table.tile_bytes} bytes with both rounded up to powers of two"
+        )
 
 
 def aten_is_faster(rows: int, columns: int, n_matrices: int) -> bool:

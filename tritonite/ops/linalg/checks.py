@@ -10,8 +10,9 @@ import torch
 from tritonite.dtypes import FULL_FLOATS
 from tritonite.engine.iteration import broadcast_shape, contiguous_strides
 from tritonite.engine.linalg.table import aten_is_faster, check_size
+from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
-from tritonite.runtime.contract import decline_if_slower
+from tritonite.runtime.contract import decline_if_slower, empty_strided
 
 
 def check_matrices(*tensors: torch.Tensor, square: bool = False) -> None:
@@ -31,10 +32,19 @@ def check_square(tensor: torch.Tensor) -> None:
         raise Decline(f"matrices of {tensor.shape[-2]} by {tensor.shape[-1]}; square ones are served")
 
 
-def check_worth(rows: int, columns: int, batch: Sequence[int]) -> None:
+def check_factored(*tensors: torch.Tensor) -> None:
     """Decline matrices larger than a tile, and batches for which ATen is expected to be faster."""
-    check_size(rows, columns)
-    decline_if_slower(aten_is_faster(rows, columns, math.prod(batch)))
+    for x in tensors:
+        rows, columns = x.shape[-2:]
+        check_size(rows, columns, x.dtype)
+        decline_if_slower(aten_is_faster(rows, columns, math.prod(x.shape[:-2])))
+
+
+def check_solved(right: torch.Tensor) -> None:
+    """Decline right-hand sides with more rows than a tile, and batches for which ATen is expected to be faster."""
+    n = right.shape[-2]
+    check_size(n, 1, right.dtype)
+    decline_if_slower(aten_is_faster(n, 1, math.prod(right.shape[:-2])))
 
 
 def refuse_errors(check_errors: bool) -> None:
@@ -57,3 +67,22 @@ def broadcast_batch(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Return matrices expanded to one batch shape."""
     batch = broadcast_shape([x.shape[:-2] for x in tensors])
     return [x.expand(*batch, *x.shape[-2:]) for x in tensors]
+
+
+def fresh_or_given(
+    inputs: Sequence[torch.Tensor],
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    outs: Sequence[torch.Tensor],
+    strides: Sequence[Sequence[int] | None],
+) -> Sequence[torch.Tensor]:
+    """Return `outputs`, where fresh results have the `strides` of their indices, or are contiguous."""
+    if outs:
+        return outputs(inputs, shapes, dtypes, outs)
+    laid = (*strides, *[None] * (len(shapes) - len(strides)))
+    (first,) = outputs(inputs, shapes[:1], dtypes[:1], (), strides=laid[0])
+    others = [
+        empty_strided(shape, own or contiguous_strides(shape), dtype, first.device)
+        for shape, own, dtype in zip(shapes[1:], laid[1:], dtypes[1:], strict=True)
+    ]
+    return (first, *others)

@@ -6,7 +6,14 @@ from tritonite.engine.linalg.substitution import Sweep
 from tritonite.engine.movement import move
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
-from tritonite.ops.linalg.checks import broadcast_batch, check_matrices, check_square, check_worth, matrix_strides
+from tritonite.ops.linalg.checks import (
+    broadcast_batch,
+    check_matrices,
+    check_solved,
+    check_square,
+    fresh_or_given,
+    matrix_strides,
+)
 from tritonite.registry import operator
 
 
@@ -17,7 +24,7 @@ def _check(matrices, right, left):
     if matrices.shape[-1] != right.shape[-2 if left else -1]:
         raise Decline(f"triangles of shape {tuple(matrices.shape)} for right-hand sides of shape {tuple(right.shape)}")
     matrices, right = broadcast_batch(matrices, right)
-    check_worth(*matrices.shape[-2:], right.shape[:-2])
+    check_solved(right if left else right.mT)
     return matrices, right
 
 
@@ -38,12 +45,8 @@ def triangular_solve(self, A, upper=True, transpose=False, unitriangular=False, 
     """Substitute column by column, and return a copy of the matrices, too."""
     matrices, right = _check(A, self, True)
     shapes, dtypes = [right.shape, matrices.shape], [self.dtype, A.dtype]
-    if outs:
-        outs = outputs((self, A), shapes, dtypes, outs)
-    else:
-        (solution,) = outputs((self, A), shapes[:1], dtypes[:1], (), strides=matrix_strides(shapes[0]))
-        (copy,) = outputs((self, A), shapes[1:], dtypes[1:], (), strides=matrix_strides(shapes[1]))
-        outs = solution, copy
+    strides = [matrix_strides(x) for x in shapes]
+    outs = fresh_or_given((self, A), shapes, dtypes, outs, strides)
     triangle = matrices.mT if transpose else matrices
     launch.solve(outs[0], right, triangle, (Sweep(upper == transpose, unitriangular),))
     move(matrices, outs[1])

@@ -20,6 +20,7 @@ for _engine in (
     "gemm",
     "histogram",
     "indexing",
+    "linalg",
     "lists",
     "losses",
     "moe",

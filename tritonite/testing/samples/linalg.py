@@ -13,8 +13,16 @@ from tritonite.testing.samples import facts
 
 _CHOLESKY = ("linalg_cholesky_ex", "_cholesky_solve_helper", "cholesky_inverse")
 _TRIANGULAR = ("linalg_solve_triangular", "triangular_solve")
-_PACKETS = (*_CHOLESKY, *_TRIANGULAR)
+_LU = ("linalg_lu_factor_ex", "linalg_lu", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet")
+_BY_LU = ("lu_unpack", "linalg_lu_solve", "_linalg_solve_ex")
+_PACKETS = (*_CHOLESKY, *_TRIANGULAR, *_LU, *_BY_LU)
 facts.ZERO_SIGN_OF_ROUNDOFF.update(_PACKETS)
+facts.may_decline(
+    ("linalg.det", "linalg.lu_factor", "linalg.slogdet", "linalg.solve"),
+    ("out=",),
+    "*output has another shape or dtype",
+    "ATen's function passes empty outputs for the results that it does not return, and resizes them itself",
+)
 
 
 @facts.layouts(*_PACKETS)
@@ -88,6 +96,53 @@ def _triangles(tensors: facts.Tensors) -> dict[str, Any] | None:
 def _right_of_triangles(tensors: facts.Tensors) -> dict[str, Any] | None:
     x = _finite(tensors)
     return None if x is None else {"self": x[..., : min(x.shape[-2:]), :], "A": _factor(x)}
+
+
+@facts.arguments("linalg_lu_factor_ex", "linalg_lu")
+def _any_matrices(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return matrices of any shape; without pivoting ATen raises on a CPU."""
+    x = _finite(tensors)
+    return None if x is None else {"A": x, "pivot": True, "check_errors": False}
+
+
+@facts.arguments("linalg_inv_ex", "_linalg_det", "_linalg_slogdet")
+def _square_matrices(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _finite(tensors)
+    return None if x is None else {"A": _square(x), "check_errors": False}
+
+
+@facts.arguments("_linalg_solve_ex")
+def _equations(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return square matrices, and right-hand sides, which fit on either side if there are as many columns as rows."""
+    x = _finite(tensors)
+    return None if x is None else {"A": _square(x), "B": x[..., : min(x.shape[-2:]), :], "check_errors": False}
+
+
+@facts.arguments("lu_unpack")
+def _packed(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _finite(tensors)
+    if x is None:
+        return None
+    factors, pivots, _ = torch.linalg.lu_factor_ex(x)
+    return {"LU_data": torch.empty_like(x).copy_(factors), "LU_pivots": pivots}
+
+
+@facts.arguments("linalg_lu_solve")
+def _solved_by_lu(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _finite(tensors)
+    if x is None:
+        return None
+    factors, pivots, _ = torch.linalg.lu_factor_ex(_square(x))
+    return {"LU": factors, "pivots": pivots, "B": x[..., : min(x.shape[-2:]), :]}
+
+
+@facts.drawn("lu_unpack", "linalg_lu_solve")
+def _existing_rows(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return pivots that name existing rows, beyond which ATen reads."""
+    name = "LU_pivots" if "LU_pivots" in arguments else "pivots"
+    matrices, pivots = arguments["LU_data" if "LU_data" in arguments else "LU"], arguments[name]
+    rows = matrices.shape[-2] if isinstance(matrices, torch.Tensor) and matrices.dim() > 1 else 0
+    return arguments | {name: facts.within(pivots, 1, max(1, rows))}
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:
@@ -173,3 +228,109 @@ def _of_triangular_solve(
     triangle = _triangle(A, upper, unitriangular)
     triangle = triangle.mT if transpose else triangle
     return [_units(triangle @ x.double() - self, _norm(triangle) * _norm(x), x), _equal(copy - A)]
+
+
+def _product(factors: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
+    """Return P L U in float64."""
+    order, lower, upper = torch.lu_unpack(factors.double(), pivots)
+    return order @ lower @ upper
+
+
+@facts.residuals("linalg_lu_factor_ex")
+def _of_lu_factor(A: torch.Tensor, *settings: Any, results: facts.Tensors, **named: Any) -> list[torch.Tensor]:
+    factors, pivots, *_ = results
+    return [_units(_product(factors, pivots) - A, _norm(A), factors)]
+
+
+@facts.residuals("linalg_lu")
+def _of_lu(A: torch.Tensor, *settings: Any, results: facts.Tensors, **named: Any) -> list[torch.Tensor]:
+    order, lower, upper = (x.double() for x in results)
+    order = order if order.dim() > 1 else torch.eye(A.shape[-2], dtype=torch.float64, device=A.device)
+    found = [_units(order @ lower @ upper - A, _norm(A), results[1]), _equal(upper.tril(-1)), _equal(lower.triu(1))]
+    return [*found, _equal(lower.diagonal(dim1=-2, dim2=-1)[..., None] - 1)]
+
+
+@facts.residuals("linalg_lu_solve")
+def _of_lu_solve(
+    LU: torch.Tensor,
+    pivots: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+    results: facts.Tensors,
+) -> list[torch.Tensor]:
+    (x,) = results
+    wide, matrices = x.double(), _product(LU, pivots)
+    matrices = matrices.mT if adjoint else matrices
+    size = _norm(LU.double().tril(-1)) + LU.shape[-1] ** 0.5
+    scale = size * _norm(LU.double().triu()) * _norm(x)
+    return [_units((matrices @ wide if left else wide @ matrices) - B, scale, x)]
+
+
+@facts.residuals("linalg_inv_ex")
+def _of_inverse(A: torch.Tensor, *settings: Any, results: facts.Tensors, **named: Any) -> list[torch.Tensor]:
+    x, *info = results
+    one = torch.eye(A.shape[-1], dtype=torch.float64, device=A.device)
+    return _unless_failed([_units(A.double() @ x.double() - one, _norm(A) * _norm(x), x)], info)
+
+
+@facts.residuals("_linalg_solve_ex")
+def _of_solve(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+    results: facts.Tensors,
+) -> list[torch.Tensor]:
+    x, *others = results
+    vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
+    x, right = (x[..., None], B[..., None]) if vector else (x, B)
+    wide, matrices = x.double(), A.double()
+    found = [_units((matrices @ wide if left else wide @ matrices) - right, _norm(A) * _norm(x), x)]
+    if not others:
+        return found
+    factors, pivots, info = others
+    # A matrix may have several right-hand sides.
+    found = [torch.where(info == 0, residual, 0.0) for residual in found]
+    return [*found, _units(_product(factors, pivots) - A, _norm(A), factors)]
+
+
+def _determinants(factors: torch.Tensor, pivots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the signs and the logarithms of the sizes of determinants, in float64."""
+    diagonal = factors.double().diagonal(dim1=-2, dim2=-1)
+    odd = (pivots != torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)).sum(-1) % 2
+    return diagonal.sgn().prod(-1) * (1 - 2 * odd), diagonal.abs().log().sum(-1)
+
+
+def _of_determinant(A: torch.Tensor, sign: torch.Tensor, size: torch.Tensor, others: facts.Tensors) -> facts.Tensors:
+    """Return residuals of signs, of logarithms of sizes, and of factors.
+
+    Without factors the matrix is factored anew, and its condition is the factor of the error.
+    """
+    eps, condition = torch.finfo(A.dtype).eps, torch.ones_like(size, dtype=torch.float64)
+    if others:
+        factors, pivots = others
+        given = A.mT if A.is_contiguous() else A
+        found = [_units(_product(factors, pivots) - given, _norm(A), factors)]
+    else:
+        factors, pivots, _ = torch.linalg.lu_factor_ex(A.double())
+        found, condition = [], torch.linalg.cond(A.double()) if A.numel() else condition
+    signs, sizes = _determinants(factors, pivots)
+    scale = max(1, A.shape[-1]) * eps * condition * (1 + sizes.abs())
+    # A sign is sure only for a matrix far from singular ones.
+    wrong = torch.where((sign != signs) & (condition * eps < 1e-2), torch.inf, 0.0)
+    return [*found, torch.where(size == sizes, 0.0, (size - sizes).abs() / scale), wrong]
+
+
+@facts.residuals("_linalg_det")
+def _of_det(A: torch.Tensor, *, results: facts.Tensors) -> list[torch.Tensor]:
+    value, *others = results
+    return _of_determinant(A, value.sgn(), value.double().abs().log(), others)
+
+
+@facts.residuals("_linalg_slogdet")
+def _of_slogdet(A: torch.Tensor, *, results: facts.Tensors) -> list[torch.Tensor]:
+    sign, size, *others = results
+    return _of_determinant(A, sign, size.double(), others)
