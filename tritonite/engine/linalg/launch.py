@@ -9,6 +9,8 @@ import torch
 from tritonite.engine.linalg.cholesky import factor_cholesky
 from tritonite.engine.linalg.lu import LuMeta, factor_lu, unpack_lu
 from tritonite.engine.linalg.operands import TileMeta, over_batch
+from tritonite.engine.linalg.qr import factor_qr
+from tritonite.engine.linalg.reflectors import ReflectorMeta, apply_reflectors
 from tritonite.engine.linalg.substitution import SubstitutionMeta, Sweep, substitute
 from tritonite.engine.linalg.table import right_hand_sides, whole_matrices
 
@@ -98,5 +100,40 @@ def unpack(
     unpack_lu[(_programs(batch.count, tile.matrices),)](
         *(*operands, batch.sizes, batch.count, n_rows, n_columns),
         META=TileMeta.of(tile, (order, lower, upper, factors)),
+        num_warps=tile.num_warps,
+    )
+
+
+def qr(
+    packed: torch.Tensor | None, taus: torch.Tensor | None, triangle: torch.Tensor | None, source: torch.Tensor
+) -> None:
+    """Write R over the reflectors of Q, the reflectors' factors, and R alone, which may have fewer rows."""
+    *shape, n_rows, n_columns = source.shape
+    batch, operands = over_batch(shape, (packed, 2), (taus, 1), (triangle, 2), (source, 2))
+    if not batch.count * n_rows * n_columns:
+        return
+    tile = whole_matrices(n_rows, n_columns, batch.count, source.dtype)
+    kept_rows = 0 if triangle is None else triangle.shape[-2]
+    factor_qr[(_programs(batch.count, tile.matrices),)](
+        *(*operands, batch.sizes, batch.count, n_rows, n_columns, kept_rows),
+        META=TileMeta.of(tile, (packed, triangle, source)),
+        num_warps=tile.num_warps,
+    )
+
+
+def reflect(
+    product: torch.Tensor, source: torch.Tensor | None, packed: torch.Tensor, taus: torch.Tensor, ascending: bool
+) -> None:
+    """Write Q C, or if `ascending` Q^T C, for the product Q of reflectors. Without `source` C is the identity."""
+    *shape, n_rows, n_columns = product.shape
+    batch, operands = over_batch(shape, (product, 2), (packed, 2), (taus, 1), (source, 2))
+    if not batch.count * n_rows * n_columns:
+        return
+    tile = right_hand_sides(n_rows, n_columns, batch.count, product.dtype)
+    meta = TileMeta.of(tile, (product, source, packed))
+    grid = _programs(batch.count, tile.matrices) * _programs(n_columns, tile.columns)
+    apply_reflectors[(grid,)](
+        *(*operands, batch.sizes, batch.count, n_rows, n_columns, taus.shape[-1]),
+        META=ReflectorMeta(meta, source is None, ascending),
         num_warps=tile.num_warps,
     )

@@ -26,6 +26,8 @@ def _calls(dtype: torch.dtype, n: int) -> Iterator[tuple[str, tuple[Any, ...], d
     yield "linalg_lu_solve", (x, pivots, x), {}
     yield "linalg_lu_solve", (x, pivots, x), {"adjoint": True}
     yield "linalg_inv_ex", (x,), {}
+    yield "linalg_qr", (x,), {}
+    yield "ormqr", (x, x[..., 0], x), {}
 
 
 @compile_cases("linalg")

@@ -15,7 +15,9 @@ _CHOLESKY = ("linalg_cholesky_ex", "_cholesky_solve_helper", "cholesky_inverse")
 _TRIANGULAR = ("linalg_solve_triangular", "triangular_solve")
 _LU = ("linalg_lu_factor_ex", "linalg_lu", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet")
 _BY_LU = ("lu_unpack", "linalg_lu_solve", "_linalg_solve_ex")
-_PACKETS = (*_CHOLESKY, *_TRIANGULAR, *_LU, *_BY_LU)
+_QR = ("linalg_qr", "geqrf", "linalg_householder_product", "ormqr")
+_PACKETS = (*_CHOLESKY, *_TRIANGULAR, *_LU, *_BY_LU, *_QR)
+facts.CHOICES["mode"] = ("reduced", "complete", "r")
 facts.ZERO_SIGN_OF_ROUNDOFF.update(_PACKETS)
 facts.may_decline(
     ("linalg.det", "linalg.lu_factor", "linalg.slogdet", "linalg.solve"),
@@ -143,6 +145,38 @@ def _existing_rows(arguments: dict[str, Any]) -> dict[str, Any]:
     matrices, pivots = arguments["LU_data" if "LU_data" in arguments else "LU"], arguments[name]
     rows = matrices.shape[-2] if isinstance(matrices, torch.Tensor) and matrices.dim() > 1 else 0
     return arguments | {name: facts.within(pivots, 1, max(1, rows))}
+
+
+@facts.arguments("linalg_qr")
+def _factored_by_qr(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _finite(tensors)
+    return None if x is None else {"A": x}
+
+
+@facts.arguments("geqrf")
+def _packed_by_qr(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = _finite(tensors)
+    return None if x is None else {"self": x}
+
+
+@facts.arguments("linalg_householder_product")
+def _reflectors(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return the reflectors of tall matrices."""
+    x = _finite(tensors)
+    if x is None:
+        return None
+    packed, taus = torch.geqrf(x if x.shape[-2] >= x.shape[-1] else x.mT)
+    return {"input": packed, "tau": taus}
+
+
+@facts.arguments("ormqr")
+def _rotated(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return reflectors, and matrices which fit on either side if they are square."""
+    x = _finite(tensors)
+    if x is None:
+        return None
+    packed, taus = torch.geqrf(x)
+    return {"self": packed, "input2": taus, "input3": x}
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:
@@ -334,3 +368,55 @@ def _of_det(A: torch.Tensor, *, results: facts.Tensors) -> list[torch.Tensor]:
 def _of_slogdet(A: torch.Tensor, *, results: facts.Tensors) -> list[torch.Tensor]:
     sign, size, *others = results
     return _of_determinant(A, sign, size.double(), others)
+
+
+@facts.residuals("linalg_qr")
+def _of_qr(A: torch.Tensor, mode: str = "reduced", *, results: facts.Tensors) -> list[torch.Tensor]:
+    q, r = (x.double() for x in results)
+    if mode == "r":
+        # R^T R = A^T A, in which errors are relative to the square of the norm.
+        return [_units(r.mT @ r - A.double().mT @ A.double(), _norm(A) ** 2, results[1]), _equal(r.tril(-1))]
+    one = torch.eye(q.shape[-1], dtype=torch.float64, device=A.device)
+    orthogonal = _units(q.mT @ q - one, torch.ones_like(_norm(A)), results[0])
+    return [_units(q @ r - A, _norm(A), results[0]), orthogonal, _equal(r.tril(-1))]
+
+
+@facts.residuals("geqrf")
+def _of_geqrf(self: torch.Tensor, *, results: facts.Tensors) -> list[torch.Tensor]:
+    packed, taus = (x.double() for x in results)
+    columns = packed.shape[-2]
+    square = torch.nn.functional.pad(packed, (0, max(0, columns - packed.shape[-1])))[..., :columns]
+    q = torch.linalg.householder_product(square, taus)
+    return [_units(q @ packed.triu() - self, _norm(self), results[0])]
+
+
+def _growth(packed: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
+    """Return by how much reflectors may enlarge a matrix: about 1 for those of a factorisation."""
+    v = packed.double().tril(-1)[..., : taus.shape[-1]]
+    return (1 + taus.double().abs() * (1 + (v * v).sum(-2))).prod(-1) / 3 ** min(taus.shape[-1], 60)
+
+
+def _of_product(x: torch.Tensor, exact: torch.Tensor, growth: torch.Tensor) -> list[torch.Tensor]:
+    return [_units(x - exact, _norm(exact) * growth.clamp_min(1), x)]
+
+
+@facts.residuals("linalg_householder_product")
+def _of_householder_product(
+    input: torch.Tensor, tau: torch.Tensor, *, results: facts.Tensors
+) -> list[torch.Tensor]:
+    exact = torch.linalg.householder_product(input.double(), tau.double())
+    return _of_product(results[0], exact, _growth(input, tau))
+
+
+@facts.residuals("ormqr")
+def _of_ormqr(
+    self: torch.Tensor,
+    input2: torch.Tensor,
+    input3: torch.Tensor,
+    left: bool = True,
+    transpose: bool = False,
+    *,
+    results: facts.Tensors,
+) -> list[torch.Tensor]:
+    exact = torch.ormqr(self.double(), input2.double(), input3.double(), left, transpose)
+    return _of_product(results[0], exact, _growth(self, input2))
