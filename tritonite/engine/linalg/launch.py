@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from tritonite.engine.linalg.cholesky import factor_cholesky
@@ -23,13 +21,13 @@ def cholesky(factor: torch.Tensor, info: torch.Tensor, source: torch.Tensor, upp
     """Write the Cholesky factors of symmetric matrices, of which the triangle of the factor is read."""
     *shape, n, _ = source.shape
     batch, (to, code, a) = over_batch(shape, (factor, 2), (info, 0), (source, 2))
-    if not batch.count:
+    if not batch.n_matrices:
         return
     if upper:
         to, a = to.transposed, a.transposed
-    tile = whole_matrices(n, n, batch.count, source.dtype)
-    factor_cholesky[(_programs(batch.count, tile.matrices),)](
-        *(to, code, a, batch.sizes, batch.count, n),
+    tile = whole_matrices(n, n, batch.n_matrices, source.dtype)
+    factor_cholesky[(_programs(batch.n_matrices, tile.matrices),)](
+        *(to, code, a, batch.sizes, batch.n_matrices, n),
         META=TileMeta.of(tile, (factor, source)),
         num_warps=tile.num_warps,
     )
@@ -39,7 +37,7 @@ def solve(
     solution: torch.Tensor,
     right: torch.Tensor | None,
     triangle: torch.Tensor,
-    sweeps: Sequence[Sweep],
+    sweeps: tuple[Sweep] | tuple[Sweep, Sweep],
     pivots: torch.Tensor | None = None,
     permuted: str = "",
     symmetric: bool = False,
@@ -47,14 +45,15 @@ def solve(
     """Write the solution of triangular systems in turn. Without `right` the right-hand sides are the identity."""
     *shape, n, n_columns = solution.shape
     batch, (x, b, a, swaps) = over_batch(shape, (solution, 2), (right, 2), (triangle, 2), (pivots, 1))
-    if not batch.count * n * n_columns:
+    if not batch.n_matrices * n * n_columns:
         return
-    tile = right_hand_sides(n, n_columns, batch.count, solution.dtype)
+    tile = right_hand_sides(n, n_columns, batch.n_matrices, solution.dtype)
     meta = TileMeta.of(tile, (solution, right, triangle))
-    grid = _programs(batch.count, tile.matrices) * _programs(n_columns, tile.columns)
+    second = sweeps[1] if len(sweeps) > 1 else None
+    grid = _programs(batch.n_matrices, tile.matrices) * _programs(n_columns, tile.columns)
     substitute[(grid,)](
-        *(x, b, a, swaps, batch.sizes, batch.count, n, n_columns),
-        META=SubstitutionMeta(meta, *sweeps, *(None,) * (2 - len(sweeps)), right is None, permuted, symmetric),
+        *(x, b, a, swaps, batch.sizes, batch.n_matrices, n, n_columns),
+        META=SubstitutionMeta(meta, sweeps[0], second, right is None, permuted, symmetric),
         num_warps=tile.num_warps,
     )
 
@@ -72,13 +71,13 @@ def lu(
     *shape, n_rows, n_columns = source.shape
     given = ((factors, 2), (pivots, 1), (info, 0), (determinant, 0), (logarithm, 0), (source, 2))
     batch, operands = over_batch(shape, *given)
-    if not batch.count:
+    if not batch.n_matrices:
         return
-    tile = whole_matrices(n_rows, n_columns, batch.count, source.dtype)
+    tile = whole_matrices(n_rows, n_columns, batch.n_matrices, source.dtype)
     meta = TileMeta.of(tile, (factors, source))
     logs = logarithm is not None
-    factor_lu[(_programs(batch.count, tile.matrices),)](
-        *(*operands, batch.sizes, batch.count, n_rows, n_columns),
+    factor_lu[(_programs(batch.n_matrices, tile.matrices),)](
+        *(*operands, batch.sizes, batch.n_matrices, n_rows, n_columns),
         META=LuMeta(meta, pivot, determinant is not None and not logs, logs),
         num_warps=tile.num_warps,
     )
@@ -94,11 +93,11 @@ def unpack(
     """Write the permutation matrix P, and L and U, of factors in one matrix. Without a tensor it is not written."""
     *shape, n_rows, n_columns = factors.shape
     batch, operands = over_batch(shape, (order, 2), (lower, 2), (upper, 2), (factors, 2), (pivots, 1))
-    if not batch.count:
+    if not batch.n_matrices:
         return
-    tile = whole_matrices(n_rows, n_columns, batch.count, factors.dtype)
-    unpack_lu[(_programs(batch.count, tile.matrices),)](
-        *(*operands, batch.sizes, batch.count, n_rows, n_columns),
+    tile = whole_matrices(n_rows, n_columns, batch.n_matrices, factors.dtype)
+    unpack_lu[(_programs(batch.n_matrices, tile.matrices),)](
+        *(*operands, batch.sizes, batch.n_matrices, n_rows, n_columns),
         META=TileMeta.of(tile, (order, lower, upper, factors)),
         num_warps=tile.num_warps,
     )
@@ -110,12 +109,12 @@ def qr(
     """Write R over the reflectors of Q, the reflectors' factors, and R alone, which may have fewer rows."""
     *shape, n_rows, n_columns = source.shape
     batch, operands = over_batch(shape, (packed, 2), (taus, 1), (triangle, 2), (source, 2))
-    if not batch.count * n_rows * n_columns:
+    if not batch.n_matrices * n_rows * n_columns:
         return
-    tile = whole_matrices(n_rows, n_columns, batch.count, source.dtype)
+    tile = whole_matrices(n_rows, n_columns, batch.n_matrices, source.dtype)
     kept_rows = 0 if triangle is None else triangle.shape[-2]
-    factor_qr[(_programs(batch.count, tile.matrices),)](
-        *(*operands, batch.sizes, batch.count, n_rows, n_columns, kept_rows),
+    factor_qr[(_programs(batch.n_matrices, tile.matrices),)](
+        *(*operands, batch.sizes, batch.n_matrices, n_rows, n_columns, kept_rows),
         META=TileMeta.of(tile, (packed, triangle, source)),
         num_warps=tile.num_warps,
     )
@@ -127,13 +126,13 @@ def reflect(
     """Write Q C, or if `ascending` Q^T C, for the product Q of reflectors. Without `source` C is the identity."""
     *shape, n_rows, n_columns = product.shape
     batch, operands = over_batch(shape, (product, 2), (packed, 2), (taus, 1), (source, 2))
-    if not batch.count * n_rows * n_columns:
+    if not batch.n_matrices * n_rows * n_columns:
         return
-    tile = right_hand_sides(n_rows, n_columns, batch.count, product.dtype)
+    tile = right_hand_sides(n_rows, n_columns, batch.n_matrices, product.dtype)
     meta = TileMeta.of(tile, (product, source, packed))
-    grid = _programs(batch.count, tile.matrices) * _programs(n_columns, tile.columns)
+    grid = _programs(batch.n_matrices, tile.matrices) * _programs(n_columns, tile.columns)
     apply_reflectors[(grid,)](
-        *(*operands, batch.sizes, batch.count, n_rows, n_columns, taus.shape[-1]),
+        *(*operands, batch.sizes, batch.n_matrices, n_rows, n_columns, taus.shape[-1]),
         META=ReflectorMeta(meta, source is None, ascending),
         num_warps=tile.num_warps,
     )

@@ -27,14 +27,14 @@ class Operand(NamedTuple):
 
     @property
     def transposed(self) -> Operand:
-        """The same matrices with rows and columns exchanged."""
+        """This operand with rows and columns exchanged."""
         return self._replace(row=self.column, column=self.row)
 
 
 class Batch(NamedTuple):
-    """The matrices of a call: their number, and the sizes of the collapsed batch without the slowest dimension."""
+    """Matrices of a call: their number, and the sizes of the collapsed batch without the slowest dimension."""
 
-    count: int
+    n_matrices: int
     sizes: tuple[int, ...]
 
 
@@ -60,7 +60,7 @@ ABSENT = Operand(None, (0,), 0, 0)
 def over_batch(shape: Sequence[int], *operands: tuple[torch.Tensor | None, int]) -> tuple[Batch, list[Operand]]:
     """Return a call's batch and its operands, given as (tensor, dimensions of each matrix: 2, of a vector: 1, or 0).
 
-    All tensors that there are have the batch's `shape` in front.
+    Every tensor has the batch's `shape` in front.
     """
     present = [(tensor, rank) for tensor, rank in operands if tensor is not None]
     sizes, merged = collapse(shape, [tensor.stride()[: len(shape)] for tensor, _ in present])

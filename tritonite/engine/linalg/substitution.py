@@ -57,9 +57,7 @@ def permutation(pivots, first, exists, n_swaps, ROWS: tl.constexpr, INDEX: tl.co
 
 
 @triton.jit
-def _sweep(
-    x, triangle, index, exists, sizes, n, SWEEP: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr
-):
+def _sweep(x, triangle, index, exists, sizes, n, SWEEP: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr):
     """Return the solution of a triangular system with the right-hand sides x, (matrices, rows, columns)."""
     sweep: tl.constexpr = SWEEP
     row_stride, column_stride = triangle.row, triangle.column
@@ -86,7 +84,7 @@ def _sweep(
 @libentry()
 @triton.jit(do_not_specialize=["n_matrices", "n", "n_columns"])
 def substitute(solution, right, triangle, pivots, sizes, n_matrices, n, n_columns, META: tl.constexpr):
-    """Write the solution of the system of `META.first`, and of `META.second` after it, for a block of right-hand sides."""
+    """Write the solution of `META.first`, and then of `META.second`, for a block of right-hand sides."""
     wait_for_previous_launch()
     facts: tl.constexpr = META
     meta: tl.constexpr = facts.tile

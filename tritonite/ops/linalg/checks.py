@@ -16,7 +16,7 @@ from tritonite.runtime.contract import decline_if_slower, empty_strided
 
 
 def check_matrices(*tensors: torch.Tensor, square: bool = False) -> None:
-    """Decline tensors that are no matrices of one dtype among float32 and float64, or are not square if they must be."""
+    """Decline tensors that are no matrices of one dtype, float32 or float64, or not `square`."""
     for x in tensors:
         if x.dim() < 2 or x.dtype not in FULL_FLOATS or x.dtype is not tensors[0].dtype:
             raise Decline(

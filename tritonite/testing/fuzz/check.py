@@ -16,7 +16,16 @@ from tritonite.dtypes import FLOATS, FLOATS_OF_16_BITS
 from tritonite.install.override import native_dispatcher, use_gems
 from tritonite.runtime.stats import counts
 from tritonite.testing.fuzz.draw import SUMS, Call
-from tritonite.testing.judge import Comparable, comparable, judge, judge_residuals, may_cancel, poisoned, terms, to_reference
+from tritonite.testing.judge import (
+    Comparable,
+    comparable,
+    judge,
+    judge_residuals,
+    may_cancel,
+    poisoned,
+    terms,
+    to_reference,
+)
 from tritonite.testing.samples import REFERENCES, compares_zero_sign
 
 # oneDNN's message for 16-bit operands that it has no kernel for and that ATen does not check.

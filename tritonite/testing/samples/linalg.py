@@ -17,7 +17,7 @@ _LU = ("linalg_lu_factor_ex", "linalg_lu", "linalg_inv_ex", "_linalg_det", "_lin
 _BY_LU = ("lu_unpack", "linalg_lu_solve", "_linalg_solve_ex")
 _QR = ("linalg_qr", "geqrf", "linalg_householder_product", "ormqr")
 _PACKETS = (*_CHOLESKY, *_TRIANGULAR, *_LU, *_BY_LU, *_QR)
-facts.CHOICES["mode"] = ("reduced", "complete", "r")
+_MODES = ("reduced", "complete", "r")
 facts.ZERO_SIGN_OF_ROUNDOFF.update(_PACKETS)
 facts.may_decline(
     ("linalg.det", "linalg.lu_factor", "linalg.slogdet", "linalg.solve"),
@@ -149,8 +149,9 @@ def _existing_rows(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.arguments("linalg_qr")
 def _factored_by_qr(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return matrices of any shape, in a mode that differs between layouts."""
     x = _finite(tensors)
-    return None if x is None else {"A": x}
+    return None if x is None else {"A": x, "mode": _MODES[(x.dim() + x.shape[-1]) % 3]}
 
 
 @facts.arguments("geqrf")
@@ -401,9 +402,7 @@ def _of_product(x: torch.Tensor, exact: torch.Tensor, growth: torch.Tensor) -> l
 
 
 @facts.residuals("linalg_householder_product")
-def _of_householder_product(
-    input: torch.Tensor, tau: torch.Tensor, *, results: facts.Tensors
-) -> list[torch.Tensor]:
+def _of_householder_product(input: torch.Tensor, tau: torch.Tensor, *, results: facts.Tensors) -> list[torch.Tensor]:
     exact = torch.linalg.householder_product(input.double(), tau.double())
     return _of_product(results[0], exact, _growth(input, tau))
 
