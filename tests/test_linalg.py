@@ -35,14 +35,14 @@ def check(name, *arguments, **named):
         found, expected = (found,), (expected,)
     for own, theirs in zip(comparable(name, found), comparable(name, expected), strict=True):
         assert own.kind == theirs.kind
-        if own.extent == "values":
+        if own.extent == "values" or not own.value.is_floating_point():
             assert torch.equal(own.value, theirs.value)
     assert judge_residuals(name, (arguments, named), found, expected) is None
     return found
 
 
 @DTYPES
-@pytest.mark.parametrize("n", [1, 2, 5, 17, 33])
+@pytest.mark.parametrize("n", [1, 2, 5, 17])
 def test_sizes_of_tiles(n, dtype):
     x, spd, right = matrices(3, n, n, dtype=dtype), definite(3, n, n, dtype=dtype), matrices(3, n, 2, dtype=dtype)
     check("linalg_cholesky_ex", spd, upper=True)
@@ -85,7 +85,7 @@ def test_shapes_of_lu(shape):
         check("lu_unpack", factors, pivots, data, order)
 
 
-@pytest.mark.parametrize("flags", itertools.product((False, True), repeat=3), ids=str)
+@pytest.mark.parametrize("flags", list(itertools.product((False, True), repeat=3)), ids=str)
 def test_triangles(flags):
     """Both sides, both triangles, with and without a diagonal; the other triangle and a unit diagonal are not read."""
     upper, left, unit = flags
@@ -180,15 +180,15 @@ FUNCTIONS = {
 def test_gradients(name):
     """Gradients are ATen's formulas over these operators, which read factors in the layout that ATen gives them."""
 
-    def gradients():
+    def gradients(a):
         given = a.detach().requires_grad_(), b.detach().requires_grad_()
         return torch.autograd.grad(FUNCTIONS[name](*given).square().sum(), given, allow_unused=True)
 
     x, b = matrices(2, 3, 3), matrices(2, 3, 2)
     for a in (x, x.mT.contiguous().mT):
-        expected = gradients()
+        expected = gradients(a)
         with tritonite.use_gems(include=["*linalg*", "*cholesky*", "lu_unpack"]):
-            found = gradients()
+            found = gradients(a)
         for own, theirs in zip(found, expected, strict=True):
             assert (own is None) == (theirs is None)
             if own is not None:

@@ -43,7 +43,7 @@ def comparable(
 ) -> list[Comparable]:
     """Return an operator's results with the extent to which each is compared.
 
-    Values of random numbers are not compared, nor are floats that `judge_residuals` judges. Results that ATen leaves
+    Values of random numbers are not compared, nor are results that `judge_residuals` judges. Results that ATen leaves
     uninitialised are compared by kind. Given the positional and keyword `arguments`, ATen's free choices are replaced
     by what they stand for (`CHOSEN`).
     """
@@ -51,13 +51,12 @@ def comparable(
         results = CHOSEN[packet](*arguments[0], results=list(results), **arguments[1])
     unwritten = UNWRITTEN.get(packet or "", ())
 
-    def extent(i: int, result: Any) -> str:
+    def extent(i: int) -> str:
         if i in unwritten:
             return "kind"
-        solved = packet in RESIDUALS and isinstance(result, torch.Tensor) and result.is_floating_point()
-        return "layout" if packet in RANDOM or solved else "values"
+        return "layout" if packet in RANDOM or packet in RESIDUALS else "values"
 
-    return [Comparable(result, extent(i, result)) for i, result in enumerate(results)]
+    return [Comparable(result, extent(i)) for i, result in enumerate(results)]
 
 
 def judge_residuals(

@@ -58,6 +58,7 @@ _UNCHECKED = (
     "_segment_reduce_backward",
     "_weight_norm",
     "batch_norm",
+    "lu_unpack",
     "native_batch",
     "nll_loss2d",
     "tril.out",

@@ -56,7 +56,7 @@ DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 # for. Indices of one of several equal elements become the elements.
 CHOSEN: dict[str, Callable[..., list[torch.Tensor]]] = {}
 # By operator: given positional and keyword arguments and `results`, returns the residuals of the equations that the
-# floating-point results solve, a number for each matrix in units of n times eps times the norm of the operands.
+# results solve, a number for each matrix in units of n times eps times the norm of the operands.
 RESIDUALS: dict[str, Callable[..., list[torch.Tensor]]] = {}
 # Operators whose results for nan differ between ATen's vector and scalar loops on a CPU, or are uninitialised. Samples
 # on a CPU have no nan.
@@ -214,10 +214,11 @@ def chosen(*packets: str) -> Callable[[_Chosen], _Chosen]:
 
 
 def residuals(*packets: str) -> Callable[[_Residuals], _Residuals]:
-    """Register a function that returns the residuals by which floating-point results of operators are judged.
+    """Register a function that returns the residuals by which results of operators are judged.
 
     A residual is large for a result that is not the exact one of slightly different operands, however sensitive the
-    problem is. Elements of such results are not compared. A residual that must be 0 is infinite if it is not.
+    problem is. Elements of such results are not compared, because roundoff decides those of a singular matrix, pivots
+    and codes included. A residual that must be 0 is infinite if it is not.
     """
 
     def register(measure: _Residuals) -> _Residuals:

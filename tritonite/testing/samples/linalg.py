@@ -195,6 +195,26 @@ def _equal(error: torch.Tensor) -> torch.Tensor:
     return torch.where((error == 0).flatten(-2).all(-1), 0.0, torch.inf)
 
 
+def _must(condition: torch.Tensor) -> torch.Tensor:
+    """Return 0 for matrices that meet a condition, and infinity for others."""
+    return torch.where(condition, 0.0, torch.inf)
+
+
+def _condition(x: torch.Tensor) -> torch.Tensor:
+    """Return the condition of matrices in float64, infinite for those with an infinite or nan element."""
+    finite = x.isfinite().flatten(-2).all(-1)
+    wide = torch.where(finite[..., None, None], x.double(), 0.0)
+    return torch.where(finite, torch.linalg.cond(wide).nan_to_num(torch.inf), torch.inf)
+
+
+def _justified(info: Sequence[torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+    """Return a residual of codes: only matrices close to singular ones may have failed."""
+    if not info or not x.numel() or not bool(info[0].any()):
+        return []
+    near = _condition(x) * torch.finfo(x.dtype).eps > 1e-3
+    return [_must((info[0] == 0) | near)]
+
+
 def _unless_failed(residuals: list[torch.Tensor], info: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return residuals without those of matrices that have no factorisation."""
     return [torch.where(info[0] == 0, x, 0.0) for x in residuals] if info else residuals
@@ -209,7 +229,14 @@ def _of_cholesky(
     given = given.double().tril() + given.double().tril(-1).mT
     product = lower.double() @ lower.double().mT
     found = [_units(product - given, _norm(given), factor), _equal(lower.triu(1))]
-    return _unless_failed(found, info)
+    found = _unless_failed(found, info)
+    if info and bool(info[0].any()):
+        # The smallest eigenvalue of a matrix that failed is negative, or roundoff.
+        finite = given.isfinite().flatten(-2).all(-1)
+        least = torch.linalg.eigvalsh(torch.where(finite[..., None, None], given, 0.0)).amin(-1)
+        roundoff = 30 * given.shape[-1] * torch.finfo(factor.dtype).eps * _norm(given)
+        found.append(_must((info[0] == 0) | (least <= roundoff) | ~finite))
+    return found
 
 
 @facts.residuals("_cholesky_solve_helper")
@@ -271,10 +298,25 @@ def _product(factors: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     return order @ lower @ upper
 
 
+def _of_factors(factors: torch.Tensor, pivots: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return residuals of P L U = A, and of the pivots, which are largest if no element of L exceeds 1."""
+    lower = factors.tril(-1)[..., : min(factors.shape[-2:])]
+    largest = 1 + 8 * torch.finfo(factors.dtype).eps
+    return [
+        _units(_product(factors, pivots) - x, _norm(x), factors),
+        _must((lower.abs() <= largest).flatten(-2).all(-1)),
+    ]
+
+
 @facts.residuals("linalg_lu_factor_ex")
 def _of_lu_factor(A: torch.Tensor, *settings: Any, results: facts.Tensors, **named: Any) -> list[torch.Tensor]:
-    factors, pivots, *_ = results
-    return [_units(_product(factors, pivots) - A, _norm(A), factors)]
+    factors, pivots, *info = results
+    found = _of_factors(factors, pivots, A)
+    if info:
+        zero = factors.diagonal(dim1=-2, dim2=-1) == 0
+        first = torch.where(zero.any(-1), 1 + zero.int().argmax(-1), 0) if zero.shape[-1] else info[0]
+        found.append(_must(info[0] == first))
+    return found
 
 
 @facts.residuals("linalg_lu")
@@ -307,7 +349,8 @@ def _of_lu_solve(
 def _of_inverse(A: torch.Tensor, *settings: Any, results: facts.Tensors, **named: Any) -> list[torch.Tensor]:
     x, *info = results
     one = torch.eye(A.shape[-1], dtype=torch.float64, device=A.device)
-    return _unless_failed([_units(A.double() @ x.double() - one, _norm(A) * _norm(x), x)], info)
+    found = _unless_failed([_units(A.double() @ x.double() - one, _norm(A) * _norm(x), x)], info)
+    return [*found, *_justified(info, A)]
 
 
 @facts.residuals("_linalg_solve_ex")
@@ -329,7 +372,7 @@ def _of_solve(
     factors, pivots, info = others
     # A matrix may have several right-hand sides.
     found = [torch.where(info == 0, residual, 0.0) for residual in found]
-    return [*found, _units(_product(factors, pivots) - A, _norm(A), factors)]
+    return [*found, *_of_factors(factors, pivots, A), *_justified([info], A)]
 
 
 def _determinants(factors: torch.Tensor, pivots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -348,10 +391,10 @@ def _of_determinant(A: torch.Tensor, sign: torch.Tensor, size: torch.Tensor, oth
     if others:
         factors, pivots = others
         given = A.mT if A.is_contiguous() else A
-        found = [_units(_product(factors, pivots) - given, _norm(A), factors)]
+        found = _of_factors(factors, pivots, given)
     else:
         factors, pivots, _ = torch.linalg.lu_factor_ex(A.double())
-        found, condition = [], torch.linalg.cond(A.double()) if A.numel() else condition
+        found, condition = [], _condition(A) if A.numel() else condition
     signs, sizes = _determinants(factors, pivots)
     scale = max(1, A.shape[-1]) * eps * condition * (1 + sizes.abs())
     # A sign is sure only for a matrix far from singular ones.
