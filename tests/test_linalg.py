@@ -10,6 +10,7 @@ import tritonite
 from tritonite.engine import iteration
 from tritonite.engine.linalg import table
 from tritonite.errors import Decline
+from tritonite.ops.linalg import lu
 from tritonite.testing.judge import comparable, judge_residuals
 
 aten = torch.ops.aten
@@ -123,6 +124,25 @@ def test_matrices_without_a_factorisation():
         torch.testing.assert_close(ops["_linalg_slogdet"](x), aten._linalg_slogdet(x), equal_nan=True)
         assert torch.equal(ops["linalg_inv_ex"](x)[1], torch.linalg.inv_ex(x)[1])
         assert torch.equal(ops["linalg_cholesky_ex"](x)[1], torch.linalg.cholesky_ex(x)[1])
+
+
+def test_lu_without_exchanges(monkeypatch):
+    """Rows keep their positions, which ATen serves on GPUs alone."""
+    monkeypatch.setattr(lu, "_check_pivot", lambda pivot: None)
+    x = matrices(2, 4, 4) + 9 * torch.eye(4, dtype=torch.float64, device=tritonite.device)
+    ops = tritonite.overloads()
+    factors, pivots, info = ops["linalg_lu_factor_ex"](x, pivot=False)
+    order, lower, upper = ops["linalg_lu"](x, pivot=False)
+    assert order.shape == (0,) and not info.any() and pivots.tolist() == [[1, 2, 3, 4]] * 2
+    torch.testing.assert_close(lower @ upper, x)
+    torch.testing.assert_close(factors, lower.tril(-1) + upper)
+
+
+def test_tiles_in_invariant_mode():
+    with tritonite.use_gems(invariant=True):
+        few, many = (table.right_hand_sides(4, count, count, torch.float32) for count in (1, 100))
+    assert few == many
+    assert table.right_hand_sides(4, 1, 1, torch.float32) != few
 
 
 def test_reflectors_of_large_and_small_numbers():

@@ -9,6 +9,7 @@ import torch
 from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.errors import Decline
+from tritonite.runtime.contract import settings
 
 # The smallest side of a tile. Fewer sizes of tiles mean fewer kernels to compile.
 _LEAST_SIDE = 4
@@ -69,14 +70,20 @@ def aten_is_faster(rows: int, columns: int, n_matrices: int) -> bool:
 
 
 def whole_matrices(rows: int, columns: int, n_matrices: int, dtype: torch.dtype) -> Tile:
-    """Return the tile that holds whole matrices: as many small ones as fill a warp, or as many warps as one needs."""
+    """Return the tile that holds whole matrices: as many small ones as fill a warp, or as many warps as one needs.
+
+    In invariant mode the tile depends on a matrix alone, because the order of a sum depends on the layout of the tile.
+    """
     table = linalg_table()
     rows, columns = max(_LEAST_SIDE, power_of_2(rows)), max(_LEAST_SIDE, power_of_2(columns))
     size = rows * columns * dtype.itemsize
-    matrices = min(max(1, table.warp_bytes // size), power_of_2(n_matrices))
+    matrices = max(1, table.warp_bytes // size)
+    if not settings().invariant:
+        matrices = min(matrices, power_of_2(n_matrices))
     return Tile(matrices, rows, columns, min(table.most_warps, max(1, matrices * size // table.warp_bytes)))
 
 
 def right_hand_sides(rows: int, columns: int, n_matrices: int, dtype: torch.dtype) -> Tile:
     """Return the tile that holds all rows and a block of columns of right-hand sides."""
-    return whole_matrices(rows, min(columns, linalg_table().right_hand_sides), n_matrices, dtype)
+    most = linalg_table().right_hand_sides
+    return whole_matrices(rows, most if settings().invariant else min(columns, most), n_matrices, dtype)
