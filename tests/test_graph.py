@@ -271,9 +271,9 @@ def test_sizes_that_depend_on_data(device):
 
 def test_an_operator_without_a_kernel_runs_in_aten(device):
     x = torch.randn(4, 4, device=device)
-    (graph,) = check(lambda x: torch.linalg.inv(x * 2 + 9 * torch.eye(4, device=x.device)).exp(), x)
+    (graph,) = check(lambda x: torch.linalg.matrix_exp(x * 2).exp(), x)
     (plan,) = graph.plans
-    assert any("linalg_inv" in note.operator and note.reason == "no kernel" for note in plan.notes)
+    assert any("linalg_matrix_exp" in note.operator and note.reason == "no kernel" for note in plan.notes)
 
 
 def test_an_operator_of_a_user(device):
@@ -379,7 +379,7 @@ def test_settings_in_force_hold_for_a_graph(device):
 
 
 def test_explain_shows_the_plans(device):
-    again = torch.compile(lambda x: torch.linalg.inv(x).exp().t(), backend="tritonite")
+    again = torch.compile(lambda x: torch.linalg.matrix_exp(x).exp().t(), backend="tritonite")
     assert "call it once" in tritonite.explain(again)
     again(torch.eye(3, device=device))
     text = tritonite.explain(again)
@@ -402,7 +402,7 @@ def test_replayed_calls_are_counted(device):
 
 
 def test_an_input_is_freed_after_its_last_use(device):
-    again = compiled(lambda x: torch.linalg.inv_ex(x * 2)[0] + 1)
+    again = compiled(lambda x: torch.linalg.matrix_exp(x * 2) + 1)
     again(torch.eye(3, device=device))
     (graph,) = backend.graphs
     (plan,) = graph.plans

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tritonite.testing.judge import comparable, judge
+from tritonite.testing.judge import comparable, judge, judge_residuals
 
 pytestmark = pytest.mark.smoke
 
@@ -109,6 +109,21 @@ def test_a_choice_is_replaced_by_what_it_stands_for():
     assert comparable("median", first)[1].value == 1
     wrong = comparable("median", [torch.tensor(3.0), torch.tensor(0)], ((x, 0), {}))
     assert wrong[1].value == 1
+
+
+def test_solutions_are_judged_by_their_residuals():
+    """Another solution of the same accuracy passes, also where a matrix is so close to singular that it differs."""
+    x = torch.tensor([[1.0, 1.0], [1.0, 1.0 + 2**-23]])
+    right = torch.tensor([[2.0], [2.0]])
+    results = [torch.tensor([[each], [2 - each]]) for each in (2.0, 1.0)]
+    others = list(torch.linalg.lu_factor_ex(x))
+    found = [comparable("_linalg_solve_ex", [each, *others]) for each in results]
+    assert {each.extent for each in found[0]} == {"layout"}
+    ours, aten = [results[0], *others], [results[1], *others]
+    assert judge_residuals("_linalg_solve_ex", ((x, right), {}), ours, aten) is None
+    wrong = [results[0] + 1e-3, *others]
+    assert "n eps norm" in judge_residuals("_linalg_solve_ex", ((x, right), {}), wrong, aten)
+    assert "strides" in judge_residuals("_linalg_solve_ex", ((x, right), {}), [ours[0], x, *others[1:]], aten)
 
 
 SIXTEEN_BITS = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -31,6 +31,7 @@ FAMILIES = (
     "histograms",
     "indexing",
     "jagged",
+    "linalg",
     "loss",
     "margin_loss",
     "matmul",

@@ -46,7 +46,7 @@ def judge(
     for name in ("dtype", "shape"):
         if getattr(actual, name) != getattr(aten, name):
             return Verdict(f"{name} {getattr(actual, name)} where ATen gives {getattr(aten, name)}")
-    if not _same_layout(actual, aten):
+    if not same_layout(actual, aten):
         return Verdict(f"strides {actual.stride()} where ATen gives {aten.stride()}")
     if actual.is_complex():
         pairs = [torch.view_as_real(t.resolve_conj()) if t is not None else None for t in (actual, aten, reference)]
@@ -156,7 +156,7 @@ def _identical(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
 
 
-def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     return not a.numel() or all(size == 1 or x == y for size, x, y in zip(a.shape, a.stride(), b.stride(), strict=True))
 
 

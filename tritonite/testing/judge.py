@@ -9,9 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from tritonite.report.judge import Verdict, judge, to_reference
+from tritonite.report.judge import Verdict, judge, same_layout, to_reference
 from tritonite.runtime import contract, native
-from tritonite.testing.samples import CANCELLING, CHOSEN, RANDOM, ROUNDED_TERMS, TERMS, UNWRITTEN, Sums
+from tritonite.testing.samples import (
+    CANCELLING,
+    CHOSEN,
+    RANDOM,
+    RESIDUALS,
+    ROUNDED_TERMS,
+    TERMS,
+    UNWRITTEN,
+    Sums,
+)
+from tritonite.testing.tolerances import RESIDUAL
 
 __all__ = [
     "Comparable",
@@ -19,6 +29,7 @@ __all__ = [
     "assert_close",
     "comparable",
     "judge",
+    "judge_residuals",
     "may_cancel",
     "poisoned",
     "terms",
@@ -45,13 +56,42 @@ def comparable(
 ) -> list[Comparable]:
     """Return an operator's results with the extent to which each is compared.
 
-    Values of random numbers are not compared. Results that ATen leaves uninitialised are compared by kind. Given the
-    positional and keyword `arguments`, ATen's free choices are replaced by what they stand for (`CHOSEN`).
+    Values of random numbers are not compared, nor are results that `judge_residuals` judges. Results that ATen leaves
+    uninitialised are compared by kind. Given the positional and keyword `arguments`, ATen's free choices are replaced
+    by what they stand for (`CHOSEN`).
     """
     if arguments is not None and packet in CHOSEN:
         results = CHOSEN[packet](*arguments[0], results=list(results), **arguments[1])
-    usual, unwritten = "layout" if packet in RANDOM else "values", UNWRITTEN.get(packet or "", ())
-    return [Comparable(result, "kind" if i in unwritten else usual) for i, result in enumerate(results)]
+    unwritten = UNWRITTEN.get(packet or "", ())
+
+    def extent(i: int) -> str:
+        if i in unwritten:
+            return "kind"
+        return "layout" if packet in RANDOM or packet in RESIDUALS else "values"
+
+    return [Comparable(result, extent(i)) for i, result in enumerate(results)]
+
+
+def judge_residuals(
+    packet: str | None, arguments: tuple[Sequence[Any], dict[str, Any]], ours: Sequence[Any], aten: Sequence[Any]
+) -> str | None:
+    """Compare results by the residuals of the equations that they solve (`RESIDUALS`), as LAPACK's tests do.
+
+    Strides must equal ATen's. A matrix passes if each residual is within `RESIDUAL` units of n * eps * norm, or within
+    twice ATen's, or if ATen's own is not finite. Return a description of the first failure, or None.
+    """
+    if packet not in RESIDUALS:
+        return None
+    for own, theirs in zip(ours, aten, strict=True):
+        if isinstance(theirs, torch.Tensor) and not same_layout(own, theirs):
+            return f"strides {own.stride()} where ATen gives {theirs.stride()}"
+    positional, named = arguments
+    measured = [RESIDUALS[packet](*positional, results=list(results), **named) for results in (ours, aten)]
+    for i, (own, theirs) in enumerate(zip(*measured, strict=True)):
+        bad = theirs.isfinite() & ((own <= (2 * theirs).clamp_min(RESIDUAL)) == 0)
+        if bool(bad.any()):
+            return f"residual {i} is {float(own[bad][0]):.3g} n eps norm where ATen's is {float(theirs[bad][0]):.3g}"
+    return None
 
 
 def terms(

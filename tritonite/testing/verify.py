@@ -21,13 +21,23 @@ from tritonite.registry import Op, overloads
 from tritonite.registry.names import overload_named
 from tritonite.runtime.stats import Counts, counts, totals
 from tritonite.testing import opinfo
-from tritonite.testing.judge import comparable, judge, may_cancel, poisoned, terms, to_reference, without_tf32
+from tritonite.testing.judge import (
+    comparable,
+    judge,
+    judge_residuals,
+    may_cancel,
+    poisoned,
+    terms,
+    to_reference,
+    without_tf32,
+)
 from tritonite.testing.samples import (
     CHOSEN,
     DEVICE_DEFINED,
     MAY_DECLINE,
     NOT_REACHED,
     REFERENCES,
+    RESIDUALS,
     Sample,
     compares_zero_sign,
     samples,
@@ -386,6 +396,11 @@ def _record(
         report.failures.append(f"{label}: {type(actual).__name__}: {actual}")
         return
     arguments = None if label == "gradient" else operands
+    if label == "gradient" and packet in RESIDUALS:
+        # Residuals judge results. Elements of gradients are compared.
+        packet, cancels = None, True
+    else:
+        cancels = may_cancel(packet, label == "gradient")
     ours, aten = (comparable(packet, pytree.tree_leaves(results), arguments) for results in (actual, expected))
     exact = pytree.tree_leaves(reference) if reference is not None else [None] * len(aten)
     if packet in CHOSEN and arguments is not None:
@@ -409,11 +424,15 @@ def _record(
         verdict = judge(
             *(a.detach(), b.detach(), exact_one, compares_zero_sign(packet)),
             terms=roundoff,
-            cancels=may_cancel(packet, label == "gradient"),
+            cancels=cancels,
         )
         report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
         if verdict.failure:
             report.failures.append(f"{label}: {verdict.failure}")
+    if packet in RESIDUALS and not report.failures:
+        failure = judge_residuals(packet, operands, [x.value for x in ours], [x.value for x in aten])
+        if failure is not None:
+            report.failures.append(f"{label}: {failure}")
 
 
 def _clone(value: Any) -> Any:

@@ -22,6 +22,7 @@ for _engine in (
     "gemm",
     "histogram",
     "indexing",
+    "linalg",
     "lists",
     "losses",
     "moe",

@@ -16,7 +16,16 @@ from tritonite.dtypes import FLOATS, FLOATS_OF_16_BITS
 from tritonite.install.override import native_dispatcher, use_gems
 from tritonite.runtime.stats import counts
 from tritonite.testing.fuzz.draw import SUMS, Call
-from tritonite.testing.judge import Comparable, comparable, judge, may_cancel, poisoned, terms, to_reference
+from tritonite.testing.judge import (
+    Comparable,
+    comparable,
+    judge,
+    judge_residuals,
+    may_cancel,
+    poisoned,
+    terms,
+    to_reference,
+)
 from tritonite.testing.samples import REFERENCES, compares_zero_sign
 
 # oneDNN's message for 16-bit operands that it has no kernel for and that ATen does not check.
@@ -173,6 +182,10 @@ def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> 
         failure = _judged(call, a, b, exact[i] if i < len(exact) else None)
         if failure is not None:
             return "value", f"result {i}: {failure}"
+    given = {name: x for name, x in call.arguments.items() if name not in call.op.out_names}
+    failure = judge_residuals(call.op.packet, ((), given), ours, aten)
+    if failure is not None:
+        return "value", failure
     return _stray_writes(call, expected, actual)
 
 

@@ -50,6 +50,7 @@ SUMS = ("batch_norm", "cross", "distance", "matmul", "normalization", "reduction
 # Prefixes of operators whose kernels in ATen do not check shapes, and read or write beyond operands.
 _UNCHECKED = (
     "_batch_norm",
+    "_cholesky_solve",
     "_cum",
     "_embedding_bag",
     "_logcumsumexp",
@@ -57,6 +58,7 @@ _UNCHECKED = (
     "_segment_reduce_backward",
     "_weight_norm",
     "batch_norm",
+    "lu_unpack",
     "native_batch",
     "nll_loss2d",
     "tril.out",

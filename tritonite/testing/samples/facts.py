@@ -21,6 +21,7 @@ Layouts = Callable[[Op, Make], Iterator[tuple[str, Tensors]]]
 _Layouts = TypeVar("_Layouts", bound=Layouts)
 _Arguments = TypeVar("_Arguments", bound=Arguments)
 _Chosen = TypeVar("_Chosen", bound=Callable[..., list[torch.Tensor]])
+_Residuals = TypeVar("_Residuals", bound=Callable[..., list[torch.Tensor]])
 _Terms = TypeVar("_Terms", bound=Callable[..., float])
 _Drawn = TypeVar("_Drawn", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
@@ -52,6 +53,9 @@ DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 # By operator: given positional and keyword arguments and `results`, replaces what ATen chooses freely by what it stands
 # for. Indices of one of several equal elements become the elements.
 CHOSEN: dict[str, Callable[..., list[torch.Tensor]]] = {}
+# By operator: given positional and keyword arguments and `results`, returns the residuals of the equations that the
+# results solve, a number for each matrix in units of n times eps times the norm of the operands.
+RESIDUALS: dict[str, Callable[..., list[torch.Tensor]]] = {}
 # Operators whose results for nan differ between ATen's vector and scalar loops on a CPU, or are uninitialised. Samples
 # on a CPU have no nan.
 NAN_UNDEFINED: set[str] = set()
@@ -203,6 +207,21 @@ def chosen(*packets: str) -> Callable[[_Chosen], _Chosen]:
     def register(make: _Chosen) -> _Chosen:
         CHOSEN.update(dict.fromkeys(packets, make))
         return make
+
+    return register
+
+
+def residuals(*packets: str) -> Callable[[_Residuals], _Residuals]:
+    """Register a function that returns the residuals by which results of operators are judged.
+
+    A residual is large for a result that is not the exact one of slightly different operands, however sensitive the
+    problem is. Elements of such results are not compared, because roundoff decides those of a singular matrix, pivots
+    and codes included. A residual that must be 0 is infinite if it is not.
+    """
+
+    def register(measure: _Residuals) -> _Residuals:
+        RESIDUALS.update(dict.fromkeys(packets, measure))
+        return measure
 
     return register
 

@@ -1,0 +1,17 @@
+"""Factorisations of batches of small and medium matrices, and solves with their factors.
+
+A program holds a tile of whole matrices in registers, (matrices, rows, columns), padded to powers of two, and
+eliminates one column after the other. Triton has no indexing by lane, so a column or a row is a masked sum of the tile
+(`tile.column_of`, `tile.row_of`), which also puts it into the layout in which the rank-1 update needs it. Rows are
+never swapped: a pivoted factorisation keeps the position of each row, and stores rows at their positions.
+
+- `cholesky.py`, `lu.py` and `qr.py` factor a tile; `lu.py` also has permutations and determinants.
+- `substitution.py` solves triangular systems. A program holds a block of right-hand sides and reads one column of the
+  factor at a time, so that a solve by LU or by Cholesky is one launch.
+- `reflectors.py` applies Householder reflectors to a block of columns in the same way.
+- `operands.py` describes strided batches, `table.py` chooses tiles, and `launch.py` has a function for each launch.
+
+A transposed problem, such as an upper Cholesky factor or X A = B, is the same kernel with rows' and columns' strides
+swapped. Matrices larger than the largest tile of the table decline. A blocked factorisation over the product engine,
+which large single matrices need, does not exist yet.
+"""

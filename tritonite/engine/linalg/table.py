@@ -1,0 +1,89 @@
+"""Tiles of the linear algebra kernels, and the batches that are worth a launch, for each kind of device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tritonite import devices
+from tritonite.engine.iteration import power_of_2
+from tritonite.errors import Decline
+from tritonite.runtime.contract import settings
+
+# The smallest side of a tile. Fewer sizes of tiles mean fewer kernels to compile.
+_LEAST_SIDE = 4
+
+
+class LinalgTable(NamedTuple):
+    """Parameters of a kind of device.
+
+    largest: the most rows and columns of a matrix.
+    tile_bytes: bytes of the largest tile that is factored. A larger one would not stay in registers.
+    warp_bytes: bytes of a tile that one warp holds.
+    most_warps: warps of the largest program.
+    right_hand_sides: most columns of a block of right-hand sides.
+    least_batch: for sides of a tile, the fewest matrices for which ATen is not expected to be faster.
+    """
+
+    largest: int = 128
+    tile_bytes: int = 2**16
+    warp_bytes: int = 4096
+    most_warps: int = 16
+    right_hand_sides: int = 32
+    least_batch: tuple[tuple[int, int], ...] = ((32, 1), (64, 8), (128, 32))
+
+
+LINALG: dict[str, LinalgTable] = dict.fromkeys(devices.KINDS, LinalgTable())
+
+
+class Tile(NamedTuple):
+    """The matrices, rows and columns that a program holds, and its warps."""
+
+    matrices: int
+    rows: int
+    columns: int
+    num_warps: int
+
+
+def linalg_table() -> LinalgTable:
+    """Return the table of the current device."""
+    return LINALG[devices.current.kind]
+
+
+def check_size(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Decline matrices larger than the largest tile. A vector, of one column, stands for right-hand sides by blocks."""
+    table = linalg_table()
+    size = power_of_2(rows) * power_of_2(columns) * dtype.itemsize
+    if max(rows, columns) > table.largest or size > table.tile_bytes:
+        raise Decline(
+            f"{dtype} matrices of {rows} by {columns}; up to {table.largest} rows and columns are served, and up to "
+            f"{table.tile_bytes} bytes with both rounded up to powers of two"
+        )
+
+
+def aten_is_faster(rows: int, columns: int, n_matrices: int) -> bool:
+    """Return whether a batch has too few matrices of this size to be worth a launch."""
+    side = max(rows, columns)
+    least = next((count for largest, count in linalg_table().least_batch if side <= largest), 1)
+    return 0 < n_matrices < least
+
+
+def whole_matrices(rows: int, columns: int, n_matrices: int, dtype: torch.dtype) -> Tile:
+    """Return the tile that holds whole matrices: as many small ones as fill a warp, or as many warps as one needs.
+
+    In invariant mode the tile depends on a matrix alone, because the order of a sum depends on the layout of the tile.
+    """
+    table = linalg_table()
+    rows, columns = max(_LEAST_SIDE, power_of_2(rows)), max(_LEAST_SIDE, power_of_2(columns))
+    size = rows * columns * dtype.itemsize
+    matrices = max(1, table.warp_bytes // size)
+    if not settings().invariant:
+        matrices = min(matrices, power_of_2(n_matrices))
+    return Tile(matrices, rows, columns, min(table.most_warps, max(1, matrices * size // table.warp_bytes)))
+
+
+def right_hand_sides(rows: int, columns: int, n_matrices: int, dtype: torch.dtype) -> Tile:
+    """Return the tile that holds all rows and a block of columns of right-hand sides."""
+    most = linalg_table().right_hand_sides
+    return whole_matrices(rows, most if settings().invariant else min(columns, most), n_matrices, dtype)

@@ -1,0 +1,88 @@
+"""Checks and layouts that the linear algebra operators share. ATen raises its own errors for what they decline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from tritonite.dtypes import FULL_FLOATS
+from tritonite.engine.iteration import broadcast_shape, contiguous_strides
+from tritonite.engine.linalg.table import aten_is_faster, check_size
+from tritonite.engine.outputs import outputs
+from tritonite.errors import Decline
+from tritonite.runtime.contract import decline_if_slower, empty_strided
+
+
+def check_matrices(*tensors: torch.Tensor, square: bool = False) -> None:
+    """Decline tensors that are no matrices of one dtype, float32 or float64, or not `square`."""
+    for x in tensors:
+        if x.dim() < 2 or x.dtype not in FULL_FLOATS or x.dtype is not tensors[0].dtype:
+            raise Decline(
+                f"a tensor of {x.dtype} and {x.dim()} dimensions; matrices of one dtype, float32 or float64, are served"
+            )
+    if square:
+        check_square(tensors[0])
+
+
+def check_square(tensor: torch.Tensor) -> None:
+    """Decline matrices that are not square."""
+    if tensor.shape[-1] != tensor.shape[-2]:
+        raise Decline(f"matrices of {tensor.shape[-2]} by {tensor.shape[-1]}; square ones are served")
+
+
+def check_factored(*tensors: torch.Tensor) -> None:
+    """Decline matrices larger than a tile, and batches for which ATen is expected to be faster."""
+    for x in tensors:
+        rows, columns = x.shape[-2:]
+        check_size(rows, columns, x.dtype)
+        decline_if_slower(aten_is_faster(rows, columns, math.prod(x.shape[:-2])))
+
+
+def check_solved(right: torch.Tensor) -> None:
+    """Decline right-hand sides with more rows than a tile, and batches for which ATen is expected to be faster."""
+    n = right.shape[-2]
+    check_size(n, 1, right.dtype)
+    decline_if_slower(aten_is_faster(n, 1, math.prod(right.shape[:-2])))
+
+
+def refuse_errors(check_errors: bool) -> None:
+    """Decline a call that raises an error for matrices without a factorisation: the host would wait for the codes."""
+    if check_errors:
+        raise Decline("check_errors=True; error codes are returned, not raised")
+
+
+def matrix_strides(shape: Sequence[int], column_major: bool = True) -> tuple[int, ...]:
+    """Return the strides of a fresh batch of matrices, by default with contiguous columns as LAPACK has them."""
+    if not column_major or len(shape) < 2:
+        return contiguous_strides(shape)
+    rank = len(shape)
+    strides = list(contiguous_strides(shape))
+    strides[rank - 2], strides[rank - 1] = 1, max(shape[rank - 2], 1)
+    return tuple(strides)
+
+
+def broadcast_batch(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return matrices expanded to one batch shape."""
+    batch = broadcast_shape([x.shape[:-2] for x in tensors])
+    return [x.expand(*batch, *x.shape[-2:]) for x in tensors]
+
+
+def fresh_or_given(
+    inputs: Sequence[torch.Tensor],
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    outs: Sequence[torch.Tensor],
+    strides: Sequence[Sequence[int] | None],
+) -> Sequence[torch.Tensor]:
+    """Return `outputs`, where fresh results have the `strides` of their indices, or are contiguous."""
+    if outs:
+        return outputs(inputs, shapes, dtypes, outs)
+    laid = (*strides, *[None] * (len(shapes) - len(strides)))
+    (first,) = outputs(inputs, shapes[:1], dtypes[:1], (), strides=laid[0])
+    others = [
+        empty_strided(shape, own or contiguous_strides(shape), dtype, first.device)
+        for shape, own, dtype in zip(shapes[1:], laid[1:], dtypes[1:], strict=True)
+    ]
+    return (first, *others)

@@ -1,0 +1,50 @@
+"""Cholesky factorisation, solves and inverses by its factors."""
+
+import torch
+
+from tritonite.dtypes import FULL_FLOATS
+from tritonite.engine.linalg import launch
+from tritonite.engine.linalg.substitution import Sweep
+from tritonite.engine.outputs import outputs
+from tritonite.errors import Decline
+from tritonite.ops.linalg.checks import check_factored, check_matrices, check_solved, matrix_strides, refuse_errors
+from tritonite.registry import operator
+
+
+@operator("linalg_cholesky_ex", accepts=FULL_FLOATS)
+def linalg_cholesky_ex(self, upper=False, check_errors=False, outs=()):
+    """Eliminate a column after the other of matrices in registers (Golub and Van Loan, section 4.2)."""
+    refuse_errors(check_errors)
+    check_matrices(self, square=True)
+    check_factored(self)
+    shapes, dtypes = [self.shape, self.shape[:-2]], [self.dtype, torch.int32]
+    factor, info = outs = outputs((self,), shapes, dtypes, outs, (self,), matrix_strides(self.shape))
+    launch.cholesky(factor, info, self, upper)
+    return outs
+
+
+def _solve_by_factor(factor, upper):
+    """Return L and the two sweeps that solve L L^T X = B, given L or, if `upper`, its transpose."""
+    return factor.mT if upper else factor, (Sweep(lower=True, unit=False), Sweep(False, False, transposed=True))
+
+
+@operator("_cholesky_solve_helper", accepts=FULL_FLOATS)
+def cholesky_solve(self, A, upper, outs=()):
+    """Substitute forward by the factor, and backward by its transpose, in one launch."""
+    check_matrices(self, A)
+    if A.shape[:-1] != self.shape[:-1] or A.shape[-1] != A.shape[-2]:
+        raise Decline(f"factors of shape {tuple(A.shape)} for right-hand sides of shape {tuple(self.shape)}")
+    check_solved(self)
+    given = outputs((self, A), [self.shape], [self.dtype], outs, (self,), matrix_strides(self.shape))
+    launch.solve(given[0], self, *_solve_by_factor(A, upper))
+    return given
+
+
+@operator("cholesky_inverse", accepts=FULL_FLOATS)
+def cholesky_inverse(self, upper=False, outs=()):
+    """Solve for the columns of the identity, of which the lower triangle of the solution is kept."""
+    check_matrices(self, square=True)
+    check_solved(self)
+    given = outputs((self,), [self.shape], [self.dtype], outs, strides=matrix_strides(self.shape))
+    launch.solve(given[0], None, *_solve_by_factor(self, upper), symmetric=True)
+    return given

@@ -1,0 +1,87 @@
+"""QR factorisation by Householder reflectors, and products with them."""
+
+from tritonite.dtypes import FULL_FLOATS
+from tritonite.engine.linalg import launch
+from tritonite.engine.outputs import outputs
+from tritonite.errors import Decline
+from tritonite.ops.linalg.checks import (
+    check_factored,
+    check_matrices,
+    check_solved,
+    fresh_or_given,
+    matrix_strides,
+)
+from tritonite.registry import operator
+from tritonite.runtime.contract import empty, empty_strided
+
+
+@operator("geqrf", accepts=FULL_FLOATS)
+def geqrf(self, outs=()):
+    """Clear a column after the other by a reflector (Golub and Van Loan, section 5.2)."""
+    check_matrices(self)
+    check_factored(self)
+    shapes = [self.shape, (*self.shape[:-2], min(self.shape[-2:]))]
+    outs = outputs((self,), shapes, [self.dtype] * 2, outs, (self,), matrix_strides(self.shape))
+    launch.qr(*outs, None, self)
+    return outs
+
+
+@operator("linalg_qr", accepts=FULL_FLOATS)
+def linalg_qr(A, mode="reduced", outs=()):
+    """Factor by reflectors, and apply them to the columns of the identity."""
+    check_matrices(A)
+    check_factored(A)
+    *batch, rows, columns = A.shape
+    if mode not in ("reduced", "complete", "r"):
+        raise Decline(f"mode {mode!r}")
+    inner = rows if mode == "complete" else min(rows, columns)
+    shapes = [(0,) if mode == "r" else (*batch, rows, inner), (*batch, inner, columns)]
+    strides = [matrix_strides(shape) for shape in shapes]
+    q, r = outs = fresh_or_given((A,), shapes, [A.dtype] * 2, outs, strides)
+    if mode == "r":
+        launch.qr(None, None, r, A)
+        return outs
+    packed = empty_strided(A.shape, matrix_strides(A.shape), A.dtype, A.device)
+    taus = empty((*batch, min(rows, columns)), A.dtype, A.device)
+    launch.qr(packed, taus, r, A)
+    launch.reflect(q, None, packed, taus, False)
+    return outs
+
+
+def _check_reflectors(packed, taus):
+    """Decline reflectors that are no columns of matrices, or whose factors do not fit."""
+    check_matrices(packed)
+    fits = taus.dim() == packed.dim() - 1 and taus.shape[:-1] == packed.shape[:-2]
+    if not fits or taus.dtype is not packed.dtype or taus.shape[-1] > packed.shape[-1]:
+        raise Decline(f"factors of {taus.dtype} and shape {tuple(taus.shape)} for {tuple(packed.shape)} reflectors")
+
+
+@operator("linalg_householder_product", accepts=FULL_FLOATS)
+def linalg_householder_product(input, tau, outs=()):
+    """Apply reflectors to the columns of the identity, the last one first."""
+    _check_reflectors(input, tau)
+    if input.shape[-1] > input.shape[-2]:
+        raise Decline(f"reflectors of shape {tuple(input.shape)}; as many rows as columns are served")
+    check_solved(input)
+    outs = outputs((input, tau), [input.shape], [input.dtype], outs, strides=matrix_strides(input.shape))
+    launch.reflect(outs[0], None, input, tau, False)
+    return outs
+
+
+@operator("ormqr", accepts=FULL_FLOATS)
+def ormqr(self, input2, input3, left=True, transpose=False, outs=()):
+    """Apply reflectors to columns; C Q is the transpose of Q^T C^T."""
+    packed, taus, other = self, input2, input3
+    _check_reflectors(packed, taus)
+    check_matrices(packed, other)
+    rows = other.shape[-2 if left else -1]
+    if other.shape[:-2] != packed.shape[:-2] or packed.shape[-2] != rows or taus.shape[-1] > rows:
+        raise Decline(f"reflectors of shape {tuple(packed.shape)} for matrices of shape {tuple(other.shape)}")
+    check_solved(other if left else other.mT)
+    given = (packed, taus, other)
+    outs = outputs(given, [other.shape], [other.dtype], outs, (other,), matrix_strides(other.shape))
+    (product,) = outs
+    if not left:
+        product, other = product.mT, other.mT
+    launch.reflect(product, other, packed, taus, transpose == left)
+    return outs

@@ -1,0 +1,41 @@
+"""Linear algebra: each kernel with tiles of every size that the table has, in float32 and float64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tritonite import registry
+from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, launches
+
+_SIDES, _DTYPES = (3, 16, 64, 128), (torch.float32, torch.float64)
+
+
+def _calls(dtype: torch.dtype, n: int) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Yield calls of a batch of square matrices, which launch each kernel."""
+    x = torch.empty(100, n, n, dtype=dtype)
+    yield "linalg_cholesky_ex", (x,), {}
+    yield "_cholesky_solve_helper", (x, x, False), {}
+    yield "linalg_solve_triangular", (x, x), {"upper": True, "left": False}
+    yield "linalg_lu", (x,), {}
+    yield "_linalg_slogdet", (x,), {}
+    pivots = torch.empty(100, n, dtype=torch.int32)
+    yield "linalg_lu_solve", (x, pivots, x), {}
+    yield "linalg_lu_solve", (x, pivots, x), {"adjoint": True}
+    yield "linalg_inv_ex", (x,), {}
+    yield "linalg_qr", (x,), {}
+    yield "ormqr", (x, x[..., 0], x), {}
+
+
+@compile_cases("linalg")
+def linalg(full: bool) -> Iterator[Case]:
+    """Tiles of several matrices in a warp, of a matrix in a warp, and of a matrix in as many warps as a program has."""
+    for dtype, n in itertools.product(_DTYPES, _SIDES) if full else ((torch.float32, 128), (torch.float64, 64)):
+        for name, arguments, named in _calls(dtype, min(n, 64) if dtype is torch.float64 else n):
+            op = registry.overloads()[name]
+            for specialization in launches(lambda *given, op=op, named=named: op(*given, **named), arguments):
+                targets = tuple(TARGETS) if full else ("sm_90",)
+                yield Case(f"{name} {dtype} of {n} by {n}", specialization, targets)
