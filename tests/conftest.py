@@ -297,8 +297,18 @@ def way(request, change_device, change_tables):
     return request.param
 
 
+@pytest.fixture(scope="module")
+def registered_once():
+    """Keep overloads registered with torch, out of force, between a module's tests.
+
+    Registering and unregistering all takes longer than most tests do. `disable()` leaves them while a scope is open.
+    """
+    with tritonite.use_gems(include=()):
+        yield
+
+
 @pytest.fixture(autouse=True)
-def clean_state():
+def clean_state(request):
     """Serve calls also where ATen is faster, and leave no override, plan, count or changed default behind."""
     torch.manual_seed(0)
     tritonite.reset_stats()
@@ -310,7 +320,7 @@ def clean_state():
     tritonite.disable()
     # A plan that a test recorded with another device record or table would be replayed in the next test.
     forget_plans()
-    assert not override.registered()
+    assert not override.registered() or "registered_once" in request.fixturenames
     assert torch.get_default_dtype() is torch.float32
 
 

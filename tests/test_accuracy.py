@@ -12,10 +12,14 @@ from tritonite.testing import opinfo, verify
 from tritonite.testing.samples import samples
 from tritonite.testing.verify import DTYPES, check_opinfo, check_overload
 
+pytestmark = pytest.mark.usefixtures("registered_once")
+
 # Without the full set, every overload runs in one dtype on six layouts, every OpInfo function in two on three samples.
 LAYOUTS = ("transposed", "broadcast", "zero_dim", "extreme", "boundaries-0", "boundaries-1")
 SHORT = None if FULL else tuple(f"{layout}*" for layout in LAYOUTS)
 LIMIT = None if FULL else 3
+# A sample of a million elements takes the interpreter half a minute.
+MOST_ELEMENTS = None if FULL else 2**16
 OVERLOAD_DTYPES = DTYPES if FULL else (torch.float32,)
 OPINFO_DTYPES = DTYPES if FULL else (torch.bfloat16, torch.int32)
 
@@ -89,7 +93,7 @@ def _functions():
 @pytest.mark.parametrize(("name", "dtype"), list(_functions()))
 def test_opinfo(name, dtype):
     limit = LIMIT if FULL or not _takes_lists(name) else 1
-    report_failures(check_opinfo(name, opinfo.infos()[name], dtype, limit=limit))
+    report_failures(check_opinfo(name, opinfo.infos()[name], dtype, limit=limit, most_elements=MOST_ELEMENTS))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

@@ -405,24 +405,12 @@ def _on_meta(value):
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            f"_scaled_dot_product_{kind}_attention{way}"
-            for kind in ("flash", "efficient", "cudnn")
-            for way in ("", "_backward")
-        ),
-        *("_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward"),
-    ],
-)
-def test_layouts_of_results_are_atens(name):
-    """Dtypes, shapes and strides are those of ATen's fake functions, which never report the CPU as a device."""
-    op, count = tritonite.overloads()[name], 0
-    for sample in _samples(op):
+def _with_atens_layouts(name, samples, found):
+    """Assert that results have the dtypes, shapes and strides of ATen's fake functions, which have no device "cpu"."""
+    count = 0
+    for sample, results in zip(samples, found, strict=True):
         expected = getattr(torch.ops.aten, name)(*map(_on_meta, sample.args), **sample.kwargs)
-        found = op(*sample.args, **sample.kwargs)
-        for own, aten in zip(found, expected, strict=True):
+        for own, aten in zip(results, expected, strict=True):
             count += isinstance(aten, torch.Tensor)
             if isinstance(aten, torch.Tensor):
                 assert (own.dtype, own.shape) == (aten.dtype, aten.shape), sample.label
@@ -431,6 +419,15 @@ def test_layouts_of_results_are_atens(name):
             else:
                 assert own == aten
     assert count > 20
+
+
+@pytest.mark.parametrize(
+    "name", ["_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward"]
+)
+def test_layouts_of_packed_results_are_atens(name):
+    op = tritonite.overloads()[name]
+    chosen = _samples(op)
+    _with_atens_layouts(name, chosen, [op(*sample.args, **sample.kwargs) for sample in chosen])
 
 
 @pytest.mark.parametrize("name", ["flash_attention_forward", "efficient_attention_forward"])
@@ -460,13 +457,16 @@ def test_cudnn():
 
 @pytest.mark.parametrize("suffix", ["", "_backward"])
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
-def test_references_judge_cuda_only_operators(kind, suffix):
+def test_cuda_only_operators_have_atens_layouts_and_the_references_values(kind, suffix):
     """The references judge samples on a GPU, where ATen has no attention in float64."""
-    op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
-    for sample in _samples(op):
+    name = f"_scaled_dot_product_{kind}_attention{suffix}"
+    op = tritonite.overloads()[name]
+    chosen = _samples(op)
+    found = [op(*sample.args, **sample.kwargs) for sample in chosen]
+    _with_atens_layouts(name, chosen, found)
+    for sample, results in zip(chosen, found, strict=True):
         wide = sample.map(to_reference)
         exacts = REFERENCES[op.packet](*wide.args, **wide.kwargs)
-        results = op(*sample.args, **sample.kwargs)
         assert len(results) == len(exacts)
         for own, exact in zip(results, exacts, strict=True):
             if exact is not None:

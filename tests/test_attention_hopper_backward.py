@@ -12,6 +12,7 @@ from conftest import FULL, covering
 from test_attention_hopper import (
     BROADCASTS,
     drawn,
+    few_heads,
     on_sm_90,
     problem,
     result,
@@ -186,8 +187,8 @@ TILES = [
 def test_warp_groups_are_synchronised(sizes, tiles, at_once):
     """No group waits forever. Nothing is read before it has arrived, or overwritten before it was used."""
     S, T, causal, diagonal, scale = sizes
-    work = problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale)
-    grad = drawn(2, 4, S, 80)
+    work = problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale, **few_heads(at_once))
+    grad = drawn(*work.query.shape[:2], S, 80)
     out, logarithms, expected = by_definition(work, grad)
     grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
     run(work, tiles, grad, out.half(), logarithms.float(), grads, at_once)
@@ -226,8 +227,9 @@ def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
 def test_warp_groups_add_a_bias(sizes, broadcast, tiles):
     """The bias has blocks of -inf, and rows that see no key."""
     S, T, causal, diagonal, scale = sizes
-    work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
-    grad = drawn(2, 4, S, 80)
+    heads = few_heads(broadcast != "full")
+    work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale, **heads), broadcast)
+    grad = drawn(*work.query.shape[:2], S, 80)
     out, logarithms, expected = by_definition(work, grad)
     # Gradients depend neither on the logarithms of rows that see no key, nor on the order of asynchronous work.
     for empty, at_once in ((0.0, False), (math.inf, True)):

@@ -207,9 +207,9 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("queries", [1, 33])
-@pytest.mark.parametrize("sizes", [(40, 7), (64, 32), (30, 60)])
+@pytest.mark.parametrize(
+    ("sizes", "queries", "dtype"), some([(40, 7), (64, 32), (30, 60)], [1, 33], DTYPES, turns=2), ids=str
+)
 def test_heads_and_values_of_different_sizes_by_tiles_of_the_device(sizes, queries, dtype):
     given = operands(2, 3, 1, queries, 300, *sizes, dtype=dtype, sinks=True)
     mask = torch.randn(2, 3, queries, 300, device=tritonite.device) > -1

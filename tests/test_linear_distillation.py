@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from compositions import agree, as_tuple, close, normal
+from conftest import every_second
 from divergences import heads, labels_of, linear_jsd
 
 import tritonite
@@ -22,9 +23,12 @@ def small_chunks(change_tables):
     change_tables(cross_entropy={"chunk_tokens": 5, "chunk_share": 0.0, "chunk_multiple": 1})
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@pytest.mark.parametrize("weights", [(0.0, 1.0), (0.3, 0.7), (0.0, 0.4), (1.0, 0.0)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_second(
+    ("dtype", "weights", "reduction"),
+    DTYPES,
+    [(0.0, 1.0), (0.3, 0.7), (0.0, 0.4), (1.0, 0.0)],
+    ["none", "sum", "mean"],
+)
 def test_linear_jsd(dtype, weights, reduction, small_chunks):
     torch.manual_seed(3)
     labels = labels_of(2, 6)

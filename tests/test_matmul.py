@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import FULL, some
+from conftest import FULL, every_second, some
 from products import CONFIGS, FLOATS, SPECIALIZED, check, laid_out, matmul, normal, on_sm_90
 
 import tritonite
@@ -60,13 +60,15 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use_config):
         check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
-@pytest.mark.parametrize("batches", [1, 2])
-@pytest.mark.parametrize(
-    ("K", "offset", "beyond"), [(65, 0, 0), (65, 1, 0), (65, 3, 5), (64, 6, 3), (66, 0, 0), (68, 4, 0)]
+@every_second(
+    ("name", "columns", "batches"),
+    ["pointers", "split-K", "four rows, split-K"],
+    [(65, 0, 0), (65, 1, 0), (65, 3, 5), (64, 6, 3), (66, 0, 0), (68, 4, 0)],
+    [1, 2],
 )
-@pytest.mark.parametrize("name", ["pointers", "split-K", "four rows, split-K"])
-def test_strided_columns_of_any_alignment(name, K, offset, beyond, batches, use_config, change_tables):
+def test_strided_columns_of_any_alignment(name, columns, batches, use_config, change_tables):
     """The second operand has any alignment and odd columns, which are followed by other columns or by nan."""
+    K, offset, beyond = columns
     change_tables(gemm={"alike_columns": 10, "strided_k": 10, "strided_k_vectors": 10, "cached_bytes": 0})
     config = CONFIGS[name]
     use_config(config)

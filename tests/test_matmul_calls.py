@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from conftest import FULL, some
+from conftest import FULL, covering, some
 from products import FLOATS, LAYOUTS, check, laid_out, matmul, normal
 
 import tritonite
@@ -106,8 +106,13 @@ def _sized_calls(op, dtype, count):
         yield call
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("op", SIZED, ids=lambda op: op.overload)
+@pytest.mark.parametrize(
+    ("op", "dtype", "path"),
+    # Without the full set the path alternates from dtype to dtype and from overload to overload.
+    covering(2, SIZED, [torch.float16, torch.bfloat16, torch.float32, torch.float64], ["native", "python"]),
+    ids=lambda value: getattr(value, "overload", str(value)),
+    indirect=["path"],
+)
 def test_products_of_all_sizes(op, dtype, path):
     if dtype not in op.declaration.accepts:
         pytest.skip("a dtype that the kernel is not for")

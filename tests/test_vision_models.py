@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import every_second, served
+from conftest import FULL, every_second, served
 from torch import nn
 
 import tritonite
@@ -41,6 +41,8 @@ def _unet():
     blocks = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
     blocks |= {"up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"), "block_out_channels": (4, 8)}
     sizes = {"layers_per_block": 1, "cross_attention_dim": 8, "attention_head_dim": 2, "norm_num_groups": 2}
+    # The middle has the layers of the lowest level again.
+    sizes |= {} if FULL else {"mid_block_type": None}
     inputs = torch.randn(2, 4, 8, 8), torch.tensor([3, 700]), torch.randn(2, 3, 8)
     return diffusers.UNet2DConditionModel(**sizes, **blocks), inputs
 

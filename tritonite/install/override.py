@@ -129,10 +129,20 @@ def _names(pattern: str, overload: str) -> bool:
 
     A name without an overload matches all, in-place ones too; "add.default" matches the unnamed overload only.
     """
+    found = _spellings(overload)
+    # A name is looked for as it is: matching it as a glob with every overload takes long.
+    return pattern in found or (
+        any(mark in pattern for mark in "*?[") and any(fnmatch.fnmatchcase(text, pattern) for text in found)
+    )
+
+
+@functools.cache
+def _spellings(overload: str) -> tuple[str, ...]:
+    """Return the names of an overload: its own, its operator's with and without "_", and the one with "default"."""
     packet, _, rest = overload.partition(".")
     spelled = overload if rest else f"{packet}.default"
     operator = packet if packet.endswith("__") else packet.removesuffix("_")
-    return any(fnmatch.fnmatchcase(text, pattern) for text in (overload, packet, operator, spelled))
+    return overload, packet, operator, spelled
 
 
 def _layer(include: Names, exclude: Names, faster_only: bool, invariant: bool) -> _Layer:

@@ -42,13 +42,24 @@ def reading_on_host() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _prepare_core() -> None:
-    """Patch the part of Triton's language that its own functions use, once a process, as Triton's first call would."""
+    """Patch the part of Triton's language that its own functions use, once a process, as Triton's first call would.
+
+    Faster versions of what the interpreter does for each operation and launch are patched in, too.
+    """
+    from triton.language import core, semantic
     from triton.runtime import interpreter
 
-    from tritonite.language import interpreted
+    from tritonite.language import interned, interpreted
 
     interpreter._patch_lang(triton.language.cdiv.fn)
     interpreter._get_np_dtype = interpreted.by_name(interpreter._get_np_dtype)
+    interpreter._patch_builtin = interned.patch_builtins(interpreter._patch_attr)
+    core._unwrap_if_constexpr = interned.unwrap(core._unwrap_if_constexpr)
+    core.tensor.__init__ = interned.tensor(core.tensor.__init__)
+    core.block_type.__init__ = interned.block_type(core.block_type.__init__)
+    for kind in (core.dtype, core.pointer_type, core.block_type):
+        kind.__eq__ = interned.equality(kind.__eq__)
+    semantic.TritonSemantic.broadcast_impl_value = interned.broadcast(semantic.TritonSemantic.broadcast_impl_value)
 
 
 @contextlib.contextmanager

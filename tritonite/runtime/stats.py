@@ -129,7 +129,8 @@ def totals() -> Counts:
         for name in names:
             more, reasons, _ = dispatcher.counts(name)
             replayed += more
-            declined.update({f"{name}: {reason}": count for reason, count in reasons.items()})
+            if reasons:
+                declined.update({f"{name}: {reason}": count for reason, count in reasons.items()})
     return Counts(replayed, launched, dict(declined), dict(unrecordable))
 
 

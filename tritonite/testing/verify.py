@@ -231,10 +231,17 @@ def _functional(function: Any, op: Op, sample: Any) -> Any:
 
 def _functional_form(op: Op) -> Any:
     """Return ATen's functional overload for an out= overload, if the catalog has it."""
+    name = _functional_name(op.overload)
+    return None if name is None else overload_named(name)
+
+
+@functools.cache
+def _functional_name(overload: str) -> str | None:
+    op = overloads()[overload]
     kinds = _kinds(op)
     for other in overloads().values():
         if other.packet == op.packet and _kinds(other) == kinds and not (other.out_names or other.inplace):
-            return overload_named(other.overload)
+            return other.overload
     return None
 
 
@@ -249,8 +256,12 @@ def _shapes(results: Any) -> list[torch.Size]:
 
 
 @without_tf32()
-def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None) -> Report:
+def check_opinfo(
+    name: str, info: Any, dtype: torch.dtype, *, limit: int | None, most_elements: int | None = None
+) -> Report:
     """Run a function on OpInfo's samples: functional, in place, with out=, and its gradient.
+
+    `limit` is the number of samples, without those whose input has more than `most_elements`.
 
     In each of these ways kernels alone must serve at least one sample, unless a declaration does not accept the dtype
     or a family excuses the decline.
@@ -261,7 +272,12 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
     )
     differentiable = info.supports_autograd and dtype.is_floating_point and not unsure
     runs: list[tuple[str, Any, Callable[[], Any], Any, Any]] = []
-    for sample in itertools.islice(opinfo.sample_inputs(info, dtype, requires_grad=False, full=limit is None), limit):
+
+    def chosen(requires_grad: bool, full: bool) -> Iterator[Any]:
+        found = opinfo.sample_inputs(info, dtype, requires_grad=requires_grad, full=full)
+        return itertools.islice((sample for sample in found if _is_within(sample, most_elements)), limit)
+
+    for sample in chosen(requires_grad=False, full=limit is None):
         for label, way in _ways(info, sample.input):
             run = _bind(way, sample)
             expected = _quietly(run)
@@ -272,8 +288,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
                 reference = opinfo.refine(info, sample, reference)
             runs.append((label, ((sample.input, *sample.args), sample.kwargs), run, expected, reference))
     if differentiable:
-        gradients = opinfo.sample_inputs(info, dtype, requires_grad=True, full=False)
-        for sample in itertools.islice(gradients, limit):
+        for sample in chosen(requires_grad=True, full=False):
             run, wide_run = _bind_gradient(info, sample, None), _bind_gradient(info, sample, _widen(dtype, None))
             expected = _quietly(run)
             if isinstance(expected, Exception):
@@ -302,6 +317,12 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
         if accepted and label not in served and not excused(name, label, dtype, reason):
             report.failures.append(f"{label}: declined: {reason}")
     return report
+
+
+def _is_within(sample: Any, most_elements: int | None) -> bool:
+    """Return whether no tensor of a sample's input has more than `most_elements`."""
+    tensors = [x for x in pytree.tree_leaves(sample.input) if isinstance(x, torch.Tensor)]
+    return most_elements is None or all(x.numel() <= most_elements for x in tensors)
 
 
 def _is_elsewhere(*values: Any) -> bool:

@@ -1,0 +1,103 @@
+"""Triton's types as the interpreter needs them: made once for each element type and shape, not in every operation.
+
+Each function returns a faster version of the method of Triton's that it is given, with the same results.
+`runtime/interpreter.py` installs them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import triton.language as tl
+
+# Types that are kept, before all are forgotten: pointers' types are new in each launch.
+_MOST_TYPES = 4096
+
+
+def block_type(own: Callable[..., None]) -> Callable[..., None]:
+    """Return `block_type.__init__` that copies the fields of an equal type, made before."""
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def initialise(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
+        # The fields hold the element type, so that no other object has its address.
+        key = (id(element_ty), *[size.value if isinstance(size, tl.constexpr) else size for size in shape])
+        fields = known.get(key)
+        if fields is not None:
+            vars(self).update(fields)
+            return
+        own(self, element_ty, shape)
+        if len(known) >= _MOST_TYPES:
+            known.clear()
+        known[key] = vars(self)
+
+    return initialise
+
+
+def tensor(own: Callable[..., None]) -> Callable[..., None]:
+    """Return `tensor.__init__` that takes the shape and number of elements from an earlier tensor of the type.
+
+    Block types keep them. Other types are part of records that are copied deeply, and have one shape.
+    """
+    scalar: dict[str, Any] = {}
+
+    def initialise(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
+        fields = vars(type).setdefault("tensor_fields", {}) if type.is_block() else scalar
+        if not fields:
+            own(self, handle, type)
+            fields |= {"shape": self.shape, "numel": self.numel}
+        else:
+            vars(self).update(fields)
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+
+    return initialise
+
+
+def equality(own: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a type's `__eq__` that compares a type with itself at once."""
+
+    def equal(self: tl.dtype, other: object) -> Any:
+        return True if self is other else own(self, other)
+
+    return equal
+
+
+def unwrap(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `_unwrap_if_constexpr` that returns integers, by far the most values, at once."""
+
+    def _unwrap_if_constexpr(value: Any) -> Any:
+        return value if type(value) is int else own(value)
+
+    return _unwrap_if_constexpr
+
+
+def broadcast(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `broadcast_impl_value` that returns two blocks of one shape at once."""
+
+    def broadcast_impl_value(semantic: Any, lhs: tl.tensor, rhs: tl.tensor) -> Any:
+        one, other = lhs.type, rhs.type
+        if one.is_block() and other.is_block() and one.shape.values == other.shape.values:
+            return lhs, rhs
+        return own(semantic, lhs, rhs)
+
+    return broadcast_impl_value
+
+
+def patch_builtins(patch_one: Callable[..., None]) -> Callable[..., None]:
+    """Return the interpreter's `_patch_builtin` that lists a module's builtins once, not in every launch."""
+    known: dict[Any, list[str]] = {}
+
+    def builtins(owner: Any) -> Iterator[tuple[str, Any]]:
+        if owner not in known:
+            known[owner] = [name for name, member in inspect.getmembers(owner) if callable(member)]
+        for name in known[owner]:
+            member = getattr(owner, name, None)
+            if tl.core.is_builtin(member):
+                yield name, member
+
+    def _patch_builtin(owner: Any, builder: Any, scope: Any) -> None:
+        for name, member in builtins(owner):
+            patch_one(owner, name, member, builder, scope)
+
+    return _patch_builtin
