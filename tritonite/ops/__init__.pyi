@@ -114,6 +114,10 @@ def _amp_update_scale_(
     growth_interval: int,
 ) -> torch.Tensor: ...
 @overload
+def _assert_async(self: torch.Tensor) -> None: ...
+@overload
+def _assert_async(self: torch.Tensor, assert_msg: str) -> None: ...
+@overload
 def _batch_norm_no_update(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -186,6 +190,10 @@ def _cdist_forward(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: i
 def _cdist_forward(
     x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None, *, out: torch.Tensor
 ) -> torch.Tensor: ...
+@overload
+def _cholesky_solve_helper(self: torch.Tensor, A: torch.Tensor, upper: bool) -> torch.Tensor: ...
+@overload
+def _cholesky_solve_helper(self: torch.Tensor, A: torch.Tensor, upper: bool, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _chunk_cat(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int) -> torch.Tensor: ...
 @overload
@@ -597,6 +605,24 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     out0: torch.Tensor,
     out1: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _fft_c2c(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> torch.Tensor: ...
+@overload
+def _fft_c2c(
+    self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _fft_c2r(self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> torch.Tensor: ...
+@overload
+def _fft_c2r(
+    self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _fft_r2c(self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> torch.Tensor: ...
+@overload
+def _fft_r2c(
+    self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool, *, out: torch.Tensor
+) -> torch.Tensor: ...
 def _flash_attention_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,
@@ -1240,6 +1266,7 @@ def _foreach_zero(self: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
 @overload
 def _foreach_zero(self: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
 def _foreach_zero_(self: Sequence[torch.Tensor]) -> None: ...
+def _functional_assert_async(self: torch.Tensor, assert_msg: str, dep_token: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _fused_adagrad(
     self: Sequence[torch.Tensor],
@@ -1765,6 +1792,34 @@ def _is_any_true(self: torch.Tensor) -> torch.Tensor: ...
 def _jagged_to_padded_dense_forward(
     values: torch.Tensor, offsets: Sequence[torch.Tensor], max_lengths: Sequence[int], padding_value: float = 0.0
 ) -> torch.Tensor: ...
+@overload
+def _linalg_det(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _linalg_det(
+    A: torch.Tensor, *, result: torch.Tensor, LU: torch.Tensor, pivots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _linalg_slogdet(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _linalg_slogdet(
+    A: torch.Tensor, *, sign: torch.Tensor, logabsdet: torch.Tensor, LU: torch.Tensor, pivots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _linalg_solve_ex(
+    A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _linalg_solve_ex(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+    result: torch.Tensor,
+    LU: torch.Tensor,
+    pivots: torch.Tensor,
+    info: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
 def _log_softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor: ...
 @overload
@@ -2516,6 +2571,7 @@ def _upsample_nearest_exact3d_backward(
     *,
     grad_input: torch.Tensor,
 ) -> torch.Tensor: ...
+def _weight_int8pack_mm(self: torch.Tensor, mat2: torch.Tensor, scales: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _weight_norm_interface(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
@@ -3444,6 +3500,10 @@ def channel_shuffle(self: torch.Tensor, groups: int) -> torch.Tensor: ...
 @overload
 def channel_shuffle(self: torch.Tensor, groups: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def cholesky_inverse(self: torch.Tensor, upper: bool = False) -> torch.Tensor: ...
+@overload
+def cholesky_inverse(self: torch.Tensor, upper: bool = False, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def clamp(self: torch.Tensor, min: _Number | None = None, max: _Number | None = None) -> torch.Tensor: ...
 @overload
 def clamp(self: torch.Tensor, min: torch.Tensor | None = None, max: torch.Tensor | None = None) -> torch.Tensor: ...
@@ -3815,6 +3875,14 @@ def deg2rad(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def deg2rad(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def deg2rad_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def dequantize(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def dequantize(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+@overload
+def dequantize(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def dequantize(tensors: Sequence[torch.Tensor], *, out: Sequence[torch.Tensor]) -> None: ...
 @overload
 def detach_copy(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -4284,6 +4352,10 @@ def geometric(
     self: torch.Tensor, p: float, *, generator: torch._C.Generator | None = None, out: torch.Tensor
 ) -> torch.Tensor: ...
 def geometric_(self: torch.Tensor, p: float, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def geqrf(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def geqrf(self: torch.Tensor, *, a: torch.Tensor, tau: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def glu(self: torch.Tensor, dim: int = -1) -> torch.Tensor: ...
 @overload
@@ -4836,9 +4908,81 @@ def lift_fresh_copy(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def lift_fresh_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def linalg_cholesky_ex(
+    self: torch.Tensor, *, upper: bool = False, check_errors: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_cholesky_ex(
+    self: torch.Tensor, *, upper: bool = False, check_errors: bool = False, L: torch.Tensor, info: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
 def linalg_cross(self: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> torch.Tensor: ...
 @overload
 def linalg_cross(self: torch.Tensor, other: torch.Tensor, *, dim: int = -1, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def linalg_householder_product(input: torch.Tensor, tau: torch.Tensor) -> torch.Tensor: ...
+@overload
+def linalg_householder_product(input: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def linalg_inv_ex(A: torch.Tensor, *, check_errors: bool = False) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_inv_ex(
+    A: torch.Tensor, *, check_errors: bool = False, inverse: torch.Tensor, info: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_lu(A: torch.Tensor, *, pivot: bool = True) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_lu(
+    A: torch.Tensor, *, pivot: bool = True, P: torch.Tensor, L: torch.Tensor, U: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_lu_factor_ex(
+    A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_lu_factor_ex(
+    A: torch.Tensor,
+    *,
+    pivot: bool = True,
+    check_errors: bool = False,
+    LU: torch.Tensor,
+    pivots: torch.Tensor,
+    info: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_lu_solve(
+    LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: bool = True, adjoint: bool = False
+) -> torch.Tensor: ...
+@overload
+def linalg_lu_solve(
+    LU: torch.Tensor,
+    pivots: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def linalg_qr(A: torch.Tensor, mode: str = "reduced") -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_qr(
+    A: torch.Tensor, mode: str = "reduced", *, Q: torch.Tensor, R: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_solve_triangular(
+    self: torch.Tensor, B: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> torch.Tensor: ...
+@overload
+def linalg_solve_triangular(
+    self: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
 @overload
 def linalg_vector_norm(
     self: torch.Tensor,
@@ -5087,6 +5231,21 @@ def lt(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.T
 def lt_(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
 def lt_(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
+@overload
+def lu_unpack(
+    LU_data: torch.Tensor, LU_pivots: torch.Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def lu_unpack(
+    LU_data: torch.Tensor,
+    LU_pivots: torch.Tensor,
+    unpack_data: bool = True,
+    unpack_pivots: bool = True,
+    *,
+    P: torch.Tensor,
+    L: torch.Tensor,
+    U: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
 def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: _Number) -> torch.Tensor: ...
 @overload
@@ -5876,6 +6035,20 @@ def ones_like(
 @overload
 def ones_like(
     self: torch.Tensor, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def ormqr(
+    self: torch.Tensor, input2: torch.Tensor, input3: torch.Tensor, left: bool = True, transpose: bool = False
+) -> torch.Tensor: ...
+@overload
+def ormqr(
+    self: torch.Tensor,
+    input2: torch.Tensor,
+    input3: torch.Tensor,
+    left: bool = True,
+    transpose: bool = False,
+    *,
+    out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
 def permute_copy(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor: ...
@@ -7355,6 +7528,21 @@ def trace(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def transpose_copy(self: torch.Tensor, dim0: int, dim1: int) -> torch.Tensor: ...
 @overload
 def transpose_copy(self: torch.Tensor, dim0: int, dim1: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def triangular_solve(
+    self: torch.Tensor, A: torch.Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def triangular_solve(
+    self: torch.Tensor,
+    A: torch.Tensor,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+    *,
+    X: torch.Tensor,
+    M: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def tril(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
 @overload
