@@ -8,6 +8,7 @@ import torch
 from torch._functorch.aot_autograd import aot_function
 
 import tritonite
+from tritonite.graph.fused import calls_of
 from tritonite.graph.passes.pointwise import fuse_pointwise
 from tritonite.graph.patterns import fuse_patterns
 
@@ -18,7 +19,7 @@ FLOATS = (torch.bfloat16, torch.float32)
 
 
 def names(module):
-    calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    calls = [node.target for node in calls_of(module.graph)]
     return [target.name() for target in calls if target is not operator.getitem and hasattr(target, "name")]
 
 

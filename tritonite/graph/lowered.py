@@ -12,6 +12,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from tritonite.errors import Unsupported
+from tritonite.graph.fused import Fused
 from tritonite.graph.operators import KNOWN, function_of
 from tritonite.runtime.nested import retyped
 
@@ -69,6 +71,24 @@ class Lowered:
         return any(overload.namespace not in KNOWN for overload in overloads)
 
 
+@dataclass(frozen=True)
+class FusedCalls:
+    """What runs a fused part: the calls of the fused operators, or the separate ones if one of those declines."""
+
+    name: str
+    replaced: tuple[str, ...]
+    fused: Lowered
+    separate: Lowered
+
+    def __call__(self, *args: Any) -> list[Any]:
+        from tritonite.graph.interpret import interpret
+
+        try:
+            return interpret(self.fused, list(args))
+        except Unsupported:
+            return interpret(self.separate, list(args))
+
+
 def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
     """Return the calls of a graph module whose nodes call overloads, higher-order operators and Python's operators.
 
@@ -101,7 +121,7 @@ def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
                 Call(
                     node.name,
                     target,
-                    function_of(target, selected),
+                    _function(target, selected),
                     args,
                     kwargs,
                     index,
@@ -112,6 +132,13 @@ def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
     single = not isinstance(outputs, (tuple, list))
     listed = (outputs,) if single else tuple(outputs)
     return Lowered(len(inputs), constants, tuple(calls), _plain(listed), len(indices), single)
+
+
+def _function(target: Any, selected: frozenset[str]) -> Callable[..., Any]:
+    if isinstance(target, Fused):
+        parts = [lower(part, selected) for part in (target.fused, target.separate)]
+        return FusedCalls(target.__name__, target.replaced, *parts)
+    return function_of(target, selected)
 
 
 def filled(argument: Any, values: list[Any]) -> Any:

@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def fuse_patterns(module: fx.GraphModule) -> None:
-    """Replace every match of a rule by its fused operator."""
-    if Rewriter(module.graph).apply(RULES):
+def fuse_patterns(module: fx.GraphModule, selected: frozenset[str] | None = None) -> None:
+    """Replace every match of a rule by its fused operator, if all operators that it replaces are in `selected`."""
+    if Rewriter(module.graph, selected).apply(RULES):
         module.recompile()

@@ -1,0 +1,22 @@
+"""Fake tensors for a graph's constants, whose dtypes and shapes other passes read."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def describe_constants(module: fx.GraphModule, selected: frozenset[str]) -> None:
+    """Give the node of each constant tensor a fake tensor, as all other nodes have one."""
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    if mode is None:
+        return
+    for node in module.graph.nodes:
+        if node.op != "get_attr" or "val" in node.meta or "." in node.target:
+            continue
+        value = getattr(module, node.target, None)
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+            with torch.no_grad():
+                node.meta["val"] = mode.from_tensor(value.detach(), static_shapes=True)
