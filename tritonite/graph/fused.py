@@ -51,8 +51,8 @@ def insert(
         separate: the nodes of the replaced operators, in order. They stay in the graph.
     """
     inputs = list(dict.fromkeys([*_inputs(fused), *_inputs(separate)]))
-    modules = [_module(inputs, fused, made.values()), _module(inputs, separate, made.keys())]
-    node = graph.call_function(Fused(name, *modules, tuple([each.name for each in separate])), tuple(inputs))
+    new, old = _module(inputs, fused, made.values()), _module(inputs, separate, made.keys())
+    node = graph.call_function(Fused(name, new, old, tuple([each.name for each in separate])), tuple(inputs))
     node.meta["val"] = [old.meta["val"] for old in made]
     results = {}
     for i, old in enumerate(made):

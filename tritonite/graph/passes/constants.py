@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,7 +18,7 @@ def describe_constants(module: fx.GraphModule, selected: frozenset[str]) -> None
     for node in module.graph.nodes:
         if node.op != "get_attr" or "val" in node.meta or "." in node.target:
             continue
-        value = getattr(module, node.target, None)
+        value: Any = getattr(module, node.target, None)
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
             with torch.no_grad():
                 node.meta["val"] = mode.from_tensor(value.detach(), static_shapes=True)

@@ -8,6 +8,7 @@ operator rounds fewer intermediate values.
 - norms.py: root mean square norms, and norms of sums
 - gated.py: products with an activation
 - products.py: products with a bias and an activation
+- convolution.py: convolutions with a bias, a residual and an activation
 - rotary.py: rotary position embedding
 - losses.py: cross entropy
 - attention.py: attention written out
@@ -20,9 +21,10 @@ from torch import fx
 
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite.graph.patterns.attention import attention_written_out
+from tritonite.graph.patterns.convolution import conv_bias_act
 from tritonite.graph.patterns.gated import gated_activation
 from tritonite.graph.patterns.losses import cross_entropy
-from tritonite.graph.patterns.norms import layer_norm, rms_norm
+from tritonite.graph.patterns.norms import layer_norm, rms_norm, rms_norm_of_sum
 from tritonite.graph.patterns.products import addmm_activation
 from tritonite.graph.patterns.rewrite import Rewriter, Rule
 from tritonite.graph.patterns.rotary import rotary_embedding
@@ -31,9 +33,11 @@ RULES: tuple[Rule, ...] = (
     attention_written_out,
     cross_entropy,
     rms_norm,
+    rms_norm_of_sum,
     layer_norm,
     rotary_embedding,
     addmm_activation,
+    conv_bias_act,
     gated_activation,
 )
 
