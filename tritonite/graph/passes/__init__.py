@@ -56,9 +56,15 @@ def checks_kept() -> Iterator[None]:
 
 def run_passes(module: fx.GraphModule, selected: frozenset[str], fuse: bool) -> None:
     """Run all passes over a graph module, those of `FUSING` only with `fuse`."""
+    # A trace by make_fx has the results of operators that nothing reads.
+    _remove_dead_code(module)
     for each in (*EXACT, *(FUSING if fuse else ())):
         each(module, selected)
-    with checks_kept():
-        module.graph.eliminate_dead_code()
+    _remove_dead_code(module)
     module.graph.lint()
     module.recompile()
+
+
+def _remove_dead_code(module: fx.GraphModule) -> None:
+    with checks_kept():
+        module.graph.eliminate_dead_code()

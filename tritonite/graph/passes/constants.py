@@ -1,4 +1,4 @@
-"""Fake tensors for a graph's constants, whose dtypes and shapes other passes read."""
+"""Constants of a graph: their place before all calls, and fake tensors, whose dtypes and shapes other passes read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def describe_constants(module: fx.GraphModule, selected: frozenset[str]) -> None:
-    """Give the node of each constant tensor a fake tensor, as all other nodes have one."""
+    """Move constants before all calls, and give each that is a tensor a fake tensor, as all other nodes have one."""
+    first = next(node for node in module.graph.nodes if node.op != "placeholder")
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr" and node is not first:
+            first.prepend(node)
     values = [node.meta.get("val") for node in module.graph.nodes]
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
     if mode is None:

@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from tritonite.graph.patterns.matching import Call, Capture, Either, Match, add, aten, is_call, is_tensor, matches, tensor
+from tritonite.graph.patterns.matching import (
+    Call,
+    Capture,
+    Either,
+    Match,
+    add,
+    aten,
+    is_call,
+    is_tensor,
+    matches,
+    tensor,
+)
 from tritonite.graph.patterns.rewrite import NotReplaced, Rewriter, like, same_shape, used_inside
 
 _STEPS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")

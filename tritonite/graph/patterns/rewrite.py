@@ -145,11 +145,7 @@ def _value(node: fx.Node) -> Any:
 
 def _is_plain(value: torch.Tensor) -> bool:
     """Return whether a value is a strided fake tensor of the device whose kernels run."""
-    return (
-        isinstance(value, FakeTensor)
-        and value.layout is torch.strided
-        and value.device.type == devices.current.type
-    )
+    return isinstance(value, FakeTensor) and value.layout is torch.strided and value.device.type == devices.current.type
 
 
 def _between(given: set[fx.Node], results: Collection[fx.Node]) -> set[fx.Node]:
@@ -172,7 +168,9 @@ def _between(given: set[fx.Node], results: Collection[fx.Node]) -> set[fx.Node]:
 def _is_replaceable(node: fx.Node) -> bool:
     """Return whether a node computes a tensor, or several, without an effect besides."""
     computes = isinstance(node.target, OpOverload) or node.target is operator.getitem
-    return computes and isinstance(node.meta.get("val"), torch.Tensor | tuple | list) and not (draws(node) or writes(node))
+    return (
+        computes and isinstance(node.meta.get("val"), torch.Tensor | tuple | list) and not (draws(node) or writes(node))
+    )
 
 
 def is_used_inside(nodes: Iterable[fx.Node], results: Iterable[fx.Node]) -> bool:
