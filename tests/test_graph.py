@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 import tritonite
 from tritonite.graph import backend
 
-
 OPTIONS = {"fuse": False}
 
 

@@ -73,7 +73,13 @@ class Lowered:
 
 @dataclass(frozen=True)
 class FusedCalls:
-    """What runs a fused part: the calls of the fused operators, or the separate ones if one of those declines."""
+    """The function of a fused part: it calls the fused operators, or the separate ones if a fused one declines.
+
+    Args:
+        name: the name of the pattern, or "pointwise_program".
+        replaced: the names of the replaced nodes.
+        fused, separate: the calls of the fused operators, and of those that they replace.
+    """
 
     name: str
     replaced: tuple[str, ...]

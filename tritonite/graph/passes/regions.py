@@ -21,7 +21,8 @@ class Regions:
     """The nodes of a graph in disjoint regions, each of one node at first.
 
     Sets of nodes are bit masks. A node depends on its inputs, on the last node before it that writes memory, and on the
-    last one that `draws`, such as random numbers, if it does so itself. A node that writes depends on all nodes before it.
+    last one that draws random numbers, or the like (`effects.draws`), if it does so itself. A node that writes depends
+    on all nodes before it.
     """
 
     def __init__(self, graph: fx.Graph) -> None:

@@ -1,8 +1,8 @@
 """Norms and norms of sums to `tritonite::rms_norm` and `tritonite::layer_norm`, in graphs of inference.
 
 A root mean square norm is written out, as in transformers' models and as ATen decomposes `rms_norm` on a CPU. On a GPU
-`rms_norm` stays one operator, `aten::_fused_rms_norm`. It has a kernel of its own, as a layer norm has, and both are only
-replaced together with the sum that they read.
+`rms_norm` stays one operator, `aten::_fused_rms_norm`. It has a kernel of its own, as a layer norm has, and both are
+only replaced together with the sum that they read.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from tritonite.errors import Decline, Unsupported
 from tritonite.graph import fused
 from tritonite.graph.effects import draws, writes
 
-
 _MOST_REPLACED = 64
 
 
