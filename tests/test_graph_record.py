@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import tritonite
 from tritonite.errors import RecordedWithoutGradient
 
-
 OPTIONS = {"fuse": False}
 
 
@@ -24,7 +23,7 @@ def record(function):
 
 
 def same(actual, expected):
-    """Return whether results are equal: in all bits, or within the resolution of the dtype if operators may be fused."""
+    """Return whether results have equal bits, or if operators may be fused, are equal within the resolution."""
     return torch.allclose(actual, expected) if OPTIONS["fuse"] else torch.equal(actual, expected)
 
 
