@@ -1,5 +1,7 @@
-"""Models of transformers, and a small ResNet, by torch.compile(backend="tritonite"): the bits of the same graphs
-run eagerly by Tritonite, and plain eager mode's results within the resolution of the dtype."""
+"""Models of transformers, and a small ResNet, by torch.compile(backend="tritonite"), fused or not.
+
+Results have the bits of the same graphs run eagerly, and are eager mode's within the resolution of the dtype.
+"""
 
 import random
 
