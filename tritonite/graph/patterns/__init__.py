@@ -1,9 +1,9 @@
 """Patterns of ATen's operators, each a function beside the fused operator that it becomes.
 
 They match in graphs after AOTAutograd and without decompositions, before the remaining pointwise operators become
-programs. Most need intermediate values that nothing else reads, as in graphs of inference. A pattern checks shapes, dtypes and strides by the fake tensors in `node.meta["val"]`, and the fused
-operator's own fake function decides what is served. Results differ within the resolution of the dtype, where the fused
-operator rounds fewer intermediate values.
+programs. Most need intermediate values that nothing else reads, as in graphs of inference. A pattern checks shapes,
+dtypes and strides by the fake tensors in `node.meta["val"]`, and the fused operator's own fake function decides what is
+served. Results differ within the resolution of the dtype, where the fused operator rounds fewer intermediate values.
 
 - norms.py: root mean square norms, and norms of sums
 - gated.py: products with an activation
