@@ -8,6 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tritonite
+from tritonite.graph.fused import calls_of
 from tritonite.graph.passes import pointwise
 from tritonite.graph.passes.pointwise import fuse_pointwise
 from tritonite.graph.program import NAME
@@ -22,12 +23,12 @@ def traced(function, *args, symbolic=False):
 
 def names(module):
     """Return the names of a graph's operators, in order."""
-    calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    calls = [node.target for node in calls_of(module.graph)]
     return [target.name() for target in calls if target is not operator.getitem and hasattr(target, "name")]
 
 
 def programs(module):
-    return [node.args[2] for node in module.graph.nodes if node.op == "call_function" and str(node.target) in NAMES]
+    return [node.args[2] for node in calls_of(module.graph) if str(node.target) in NAMES]
 
 
 NAMES = (f"{NAME.replace('::', '.')}.default",)

@@ -5,9 +5,12 @@ import operator
 
 import pytest
 import torch
+from torch import fx
 from torch._functorch.aot_autograd import aot_function
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritonite
+from tritonite.graph.fused import calls_of
 from tritonite.graph.passes.pointwise import fuse_pointwise
 from tritonite.graph.patterns import fuse_patterns
 
@@ -18,7 +21,7 @@ FLOATS = (torch.bfloat16, torch.float32)
 
 
 def names(module):
-    calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    calls = [node.target for node in calls_of(module.graph)]
     return [target.name() for target in calls if target is not operator.getitem and hasattr(target, "name")]
 
 
@@ -79,7 +82,9 @@ def bare_norm(x, weight):
 @pytest.mark.parametrize("norm", (llama_norm, gemma_norm, torch_norm, bare_norm))
 def test_root_mean_square_norms(device, norm, dtype):
     x, residual, weight = (randn(*shape, dtype=dtype, device=device) for shape in ((3, 5, 8), (3, 5, 8), (8,)))
-    check(norm, x, weight, has="tritonite::rms_norm", lacks="aten::mean.dim")
+    # On a GPU, ATen's rms_norm is one operator with a kernel of its own.
+    kept = device != "cpu" and norm in (torch_norm, bare_norm)
+    check(norm, x, weight, has="aten::_fused_rms_norm" if kept else "tritonite::rms_norm", lacks="aten::mean.dim")
 
     def of_sum(x, residual, weight):
         total = x + residual
@@ -87,6 +92,54 @@ def test_root_mean_square_norms(device, norm, dtype):
 
     found = check(of_sum, x, residual, weight, has="tritonite::rms_norm")
     assert len(found) == 1 + (norm is bare_norm)
+
+
+def by_hand(function, inputs):
+    """Return the graph module of the nodes that `function` inserts for inputs."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+    nodes = [graph.placeholder(f"x{i}") for i in range(len(inputs))]
+    for node, value in zip(nodes, inputs, strict=True):
+        node.meta["val"] = mode.from_tensor(value)
+
+    def insert(target, *args):
+        node = graph.call_function(target, args)
+        given = fx.map_arg(args, lambda each: each.meta["val"])
+        with mode:
+            node.meta["val"] = target(*given)
+        return node
+
+    graph.output(function(insert, *nodes))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_operator_of_a_root_mean_square_norm(device, dtype):
+    x, residual, weight = (randn(*shape, dtype=dtype, device=device) for shape in ((3, 5, 8), (3, 5, 8), (8,)))
+    aten = torch.ops.aten
+
+    def of_sum(insert, x, residual, weight):
+        total = insert(aten.add.Tensor, x, residual)
+        norm = insert(aten._fused_rms_norm.default, total, [8], weight, 1e-6)
+        return insert(operator.getitem, norm, 0), insert(aten.mul.Tensor, total, 2)
+
+    module = by_hand(of_sum, (x, residual, weight))
+    separate = copy.deepcopy(module)
+    fuse_patterns(module)
+    assert names(module) == ["tritonite::rms_norm", "aten::mul.Tensor"]
+    for ours, theirs in zip(module(x, residual, weight), separate(x, residual, weight), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+
+    def alone(insert, x, weight):
+        return (insert(operator.getitem, insert(aten._fused_rms_norm.default, x, [8], weight, None), 0),)
+
+    def with_statistics(insert, x, residual):
+        norm = insert(aten._fused_rms_norm.default, insert(aten.add.Tensor, x, residual), [8], None, None)
+        return insert(operator.getitem, norm, 0), insert(operator.getitem, norm, 1)
+
+    for function, given in ((alone, (x, weight)), (with_statistics, (x, residual))):
+        module = by_hand(function, given)
+        fuse_patterns(module)
+        assert "aten::_fused_rms_norm" in names(module)
 
 
 def test_norms_that_are_left_alone(device):
@@ -152,6 +205,36 @@ def test_activations_of_products(device, shape):
         check(lambda x, w, b: function(functional.linear(x, w, b)), x, weight, bias, has="aten::_addmm_activation")
     check(lambda x, w, b: functional.silu(functional.linear(x, w, b)), x, weight, bias, lacks="aten::_addmm_activation")
     check(lambda x, w: functional.relu(functional.linear(x, w)), x, weight, lacks="aten::_addmm_activation")
+
+
+def convolution(x, weight, bias, residual=None, activation=functional.relu, **steps):
+    found = functional.conv2d(x, weight, bias, padding=1, **steps)
+    return activation(found if residual is None else found + residual)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_activations_of_convolutions(device, dtype):
+    x, weight, bias, residual = (
+        randn(*shape, dtype=dtype, device=device) for shape in ((2, 4, 5, 6), (4, 4, 3, 3), (4,), (2, 4, 5, 6))
+    )
+    name = "tritonite::conv_bias_act"
+    activations = functional.relu, functional.relu6, functional.silu, functional.gelu, functional.hardswish, torch.tanh
+    for function in (*activations, torch.sigmoid, lambda x: functional.gelu(x, approximate="tanh")):
+        found = check(lambda x, w, b: convolution(x, w, b, activation=function), x, weight, bias, has=name)
+        assert found == [name]
+    assert check(convolution, x, weight, bias, residual) == [name]
+    assert check(lambda x, w, r: r + functional.conv2d(x, w, padding=1), x, weight, residual) == [name]
+    last = [each.contiguous(memory_format=torch.channels_last) for each in (x, weight, residual)]
+    assert check(lambda x, w, r, b: convolution(x, w, b, r), *last, bias) == [name]
+    check(lambda x, w, b: convolution(x, w, b, activation=torch.exp), x, weight, bias, lacks=name)
+    check(lambda x, w, b: convolution(x, w, b, b[:, None, None], torch.neg), x, weight, bias, lacks=name)
+
+    def with_operand(x, w, b):
+        found = functional.conv2d(x, w, b)
+        return functional.relu(found), found
+
+    check(with_operand, x, weight, bias, lacks=name)
+    check(lambda x, w: functional.conv_transpose1d(x[:, :, 0], w[0], stride=2).relu(), x, weight, has=name)
 
 
 def rotate_half(x):

@@ -101,6 +101,13 @@ def test_conversions_are_atens(device, to):
     assert actual.dtype is to
 
 
+def test_a_conversion_keeps_strides(device):
+    for x in (torch.randn(4, 1, 1, 2, device=device).as_strided((4, 1, 1, 2), (2, 8, 8, 1)), torch.randn(4, 6)[:, ::2]):
+        (actual,) = run("arithmetic.neg(t0); convert(s0, float64) -> s1", x.to(device))
+        with tritonite.use_gems():
+            assert actual.stride() == (-x.to(device)).double().stride()
+
+
 def test_numbers_arrive_in_the_launch(device):
     x = torch.randn(7, device=device)
     own = from_text("arithmetic.add(t0, n0, n1); arithmetic.mul(s0, n2) -> s1", 1, 3)

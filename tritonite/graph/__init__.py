@@ -3,7 +3,10 @@
 - backend.py, options.py: from Dynamo by AOTAutograd to compiled graphs, forward and backward
 - record.py: a function as compiled graphs by make_fx, without Dynamo and guards
 - partition.py: what the backward pass computes again
-- passes/: changes of a graph before it is lowered
+- passes/, patterns/: changes of a graph before it is lowered; expressions that become fused operators
+- fused.py: parts that passes have fused, with the separate operators that they replace
+- effects.py: which calls must keep their order
+- program.py: the operator of several pointwise formulas
 - lowered.py, operators.py: a graph as a list of calls; what runs each
 - compiled.py: a compiled graph, with a plan for each shape
 - recording.py, memory.py: the calls run once, their plans joined, and memory shared in an arena

@@ -45,7 +45,7 @@ class Backend:
 
         def compile_graph(kind: str) -> Callable[..., Any]:
             def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Any:
-                run_passes(graph, chosen.fuse)
+                run_passes(graph, selected, chosen.fuse)
                 compiled = CompiledGraph(graph, selected, chosen.shapes, kind)
                 mine.append(compiled)
                 self._graphs = [*filter(lambda reference: reference() is not None, self._graphs), weakref.ref(compiled)]

@@ -10,6 +10,7 @@ import torch
 
 from tritonite.graph.backend import graphs_behind
 from tritonite.graph.compiled import CompiledGraph
+from tritonite.graph.lowered import FusedCalls
 from tritonite.graph.plan import GraphPlan, Note
 from tritonite.graph.record import Recorded
 
@@ -45,6 +46,9 @@ def _graph(number: int, graph: CompiledGraph) -> Iterator[str]:
         yield f"no plan    {reason}"
     if graph.uncaptured:
         yield f"no capture {graph.uncaptured}"
+    for call in graph.lowered.calls:
+        if isinstance(call.function, FusedCalls):
+            yield f"fused      {call.function.name}: {', '.join(call.function.replaced)}"
     for plan in graph.plans:
         yield from _plan(plan)
 
@@ -61,6 +65,8 @@ def _plan(plan: GraphPlan) -> Iterator[str]:
 def _how(note: Note) -> str:
     if note.view:
         return "view"
+    if note.separate:
+        return f"not fused: {note.reason}"
     if note.reason:
         return f"ATen: {note.reason}" if note.aten else f"by its key: {note.reason}"
     return f"{note.launches} launch{'es' * (note.launches != 1)}"

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from tritonite.graph.fused import Fused
 from tritonite.graph.lowered import Call, Lowered, filled
 
 
 def interpret(lowered: Lowered, inputs: list[Any], overloads: bool = False) -> list[Any]:
     """Run the calls of a graph, and return the list of its outputs. Takes the inputs out of the list.
 
-    With `overloads`, every call goes through PyTorch's dispatcher, for tensors that kernels cannot read directly.
+    With `overloads`, every call goes through PyTorch's dispatcher, for tensors that kernels cannot read directly, and
+    nothing is fused.
     """
     values = started(lowered, inputs)
     for call in lowered.calls:
         args, kwargs = arguments(call, values)
-        values[call.result] = (call.target if overloads else call.function)(*args, **kwargs)
+        values[call.result] = (_overload(call) if overloads else call.function)(*args, **kwargs)
         for index in call.last:
             values[index] = None
     return [filled(output, values) for output in lowered.outputs]
+
+
+def _overload(call: Call) -> Any:
+    """Return a call's function without kernels, the separate operators for a fused part."""
+    return call.target.separate if isinstance(call.target, Fused) else call.target
 
 
 def started(lowered: Lowered, inputs: list[Any]) -> list[Any]:

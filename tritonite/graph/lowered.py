@@ -12,6 +12,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from tritonite.errors import Unsupported
+from tritonite.graph.fused import Fused
 from tritonite.graph.operators import KNOWN, function_of
 from tritonite.runtime.nested import retyped
 
@@ -69,6 +71,30 @@ class Lowered:
         return any(overload.namespace not in KNOWN for overload in overloads)
 
 
+@dataclass(frozen=True)
+class FusedCalls:
+    """The function of a fused part: it calls the fused operators, or the separate ones if a fused one declines.
+
+    Args:
+        name: the name of the pattern, or "pointwise_program".
+        replaced: the names of the replaced nodes.
+        fused, separate: the calls of the fused operators, and of those that they replace.
+    """
+
+    name: str
+    replaced: tuple[str, ...]
+    fused: Lowered
+    separate: Lowered
+
+    def __call__(self, *args: Any) -> list[Any]:
+        from tritonite.graph.interpret import interpret
+
+        try:
+            return interpret(self.fused, list(args))
+        except Unsupported:
+            return interpret(self.separate, list(args))
+
+
 def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
     """Return the calls of a graph module whose nodes call overloads, higher-order operators and Python's operators.
 
@@ -101,7 +127,7 @@ def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
                 Call(
                     node.name,
                     target,
-                    function_of(target, selected),
+                    _function(target, selected),
                     args,
                     kwargs,
                     index,
@@ -112,6 +138,13 @@ def lower(module: fx.GraphModule, selected: frozenset[str]) -> Lowered:
     single = not isinstance(outputs, (tuple, list))
     listed = (outputs,) if single else tuple(outputs)
     return Lowered(len(inputs), constants, tuple(calls), _plain(listed), len(indices), single)
+
+
+def _function(target: Any, selected: frozenset[str]) -> Callable[..., Any]:
+    if isinstance(target, Fused):
+        parts = [lower(part, selected) for part in (target.fused, target.separate)]
+        return FusedCalls(target.__name__, target.replaced, *parts)
+    return function_of(target, selected)
 
 
 def filled(argument: Any, values: list[Any]) -> Any:

@@ -79,7 +79,8 @@ GraphStep = LaunchStep | CopyStep | ClearStep | DrawStep | HoldStep | CallStep |
 class Note(NamedTuple):
     """A call of the graph, for `explain`: its node, its operator and its launches.
 
-    `reason` is why the call has no plan, or ""; `aten` tells whether ATen runs such a call.
+    `reason` is why the call has no plan, or ""; `aten` tells whether ATen runs such a call. `separate` tells whether
+    the call is a fused part that declined for this reason: notes of its separate operators follow.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Note(NamedTuple):
     reason: str
     view: bool
     aten: bool = False
+    separate: bool = False
 
 
 @dataclass

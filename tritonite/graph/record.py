@@ -107,7 +107,7 @@ class Recorded:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         with _Unwritten():
             module = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-        run_passes(module, self._options.fuse)
+        run_passes(module, self._selected, self._options.fuse)
         return _Traced(CompiledGraph(module, self._selected, self._options.shapes), results)
 
 

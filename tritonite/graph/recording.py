@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from tritonite.errors import Decline
+from tritonite.errors import Decline, Unsupported
 from tritonite.graph.interpret import arguments, started
-from tritonite.graph.lowered import Call, Lowered, Value, filled
+from tritonite.graph.lowered import Call, FusedCalls, Lowered, Value, filled
 from tritonite.graph.memory import with_arena
 from tritonite.graph.operators import Served, is_view
 from tritonite.graph.plan import CallStep, ClearStep, DrawStep, GraphBuffer, GraphPlan, HoldStep, Note
@@ -38,14 +38,7 @@ def record_graph(lowered: Lowered, inputs: list[Any], device: torch.device) -> t
     recorder = GraphRecorder(lowered, device)
     values = started(lowered, inputs)
     recorder.begin(values)
-    for call in lowered.calls:
-        args, kwargs = arguments(call, values)
-        values[call.result] = recorder.call(call, args, kwargs)
-        del args, kwargs
-        for index in call.last:
-            values[index] = None
-            recorder.origins[index] = None
-    outputs = [filled(output, values) for output in lowered.outputs]
+    outputs = recorder.run(lowered, values)
     return outputs, recorder.finish(outputs)
 
 
@@ -81,6 +74,17 @@ class GraphRecorder:
                     return
                 self.origins[index] = self._base(False, number, value)
 
+    def run(self, lowered: Lowered, values: list[Any]) -> list[Any]:
+        """Run calls and note their steps. Returns the outputs."""
+        for call in lowered.calls:
+            args, kwargs = arguments(call, values)
+            values[call.result] = self.call(call, args, kwargs)
+            del args, kwargs
+            for index in call.last:
+                values[index] = None
+                self.origins[index] = None
+        return [filled(output, values) for output in lowered.outputs]
+
     def call(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a call and note its steps."""
         if self.reason:
@@ -91,6 +95,8 @@ class GraphRecorder:
             result = call.function(*args, **kwargs)
             self._called(call, call.function, result, (args, kwargs), (origins, named), "sizes depend on data")
             return result
+        if isinstance(call.function, FusedCalls):
+            return self._fused(call, call.function, args, origins)
         if isinstance(call.function, Served):
             return self._served(call, call.function, (args, kwargs), (origins, named))
         if not isinstance(call.target, OpOverload):
@@ -125,6 +131,28 @@ class GraphRecorder:
         if not any(True for _ in _tensors([result, given])):
             return
         self._called(call, call.function, result, given, origins, "a higher-order operator")
+
+    def _fused(self, call: Call, function: FusedCalls, args: Sequence[Any], origins: Sequence[Any]) -> list[Any]:
+        """Run a fused part, or the separate operators if the fused ones decline, and note the steps."""
+        noted = len(self._plan.notes)
+        try:
+            return self._part(call, function.fused, args, origins)
+        except Unsupported as unsupported:
+            # Steps of the fused part before the operator that declined have written fresh memory only.
+            reason = str(unsupported.fields["reason"])
+            self._plan.notes[noted:] = [Note(call.name, function.name, 0, reason, False, separate=True)]
+        return self._part(call, function.separate, args, origins)
+
+    def _part(self, call: Call, part: Lowered, args: Sequence[Any], origins: Sequence[Any]) -> list[Any]:
+        """Run a part of the graph whose inputs are `args`."""
+        outer, self.origins = self.origins, [*origins, *[None] * (part.values - part.inputs)]
+        try:
+            outputs = self.run(part, started(part, list(args)))
+            found = [filled(output, self.origins) for output in part.outputs]
+        finally:
+            self.origins = outer
+        self.origins[call.result] = found
+        return outputs
 
     def _served(self, call: Call, function: Served, given: Any, origins: Any) -> Any:
         """Run a call of an operator with a kernel, and note its plan or the call itself."""

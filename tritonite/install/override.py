@@ -77,8 +77,14 @@ _native: ModuleType | None = None
 _audit: tuple[Callable[..., Any] | None, int, int] = (None, 0, 0)
 
 
-def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
+class Selection(frozenset[str]):
+    """The overloads that `select` has chosen. Given to `select` again, they are chosen as they are, not as names."""
+
+
+def select(include: Names = None, exclude: Names = None) -> Selection:
     """Return the overloads of `include` (default: all verified) without those of `exclude`. Raises UnknownOperator."""
+    if isinstance(include, Selection) and exclude is None:
+        return include
     return _selected(_listed(include), _listed(exclude))
 
 
@@ -90,7 +96,7 @@ def _listed(given: Names) -> tuple[Name, ...] | None:
 
 
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)
-def _selected(include: tuple[Name, ...] | None, exclude: tuple[Name, ...] | None) -> frozenset[str]:
+def _selected(include: tuple[Name, ...] | None, exclude: tuple[Name, ...] | None) -> Selection:
     chosen = frozenset(registry.overloads()) if include is None else _match(include)
     # Without overloads that ATen has on another kind of device only.
     chosen = frozenset(name for name in chosen if registry.overloads()[name].has_place)
@@ -98,7 +104,7 @@ def _selected(include: tuple[Name, ...] | None, exclude: tuple[Name, ...] | None
     named = [pattern for pattern in include or () if isinstance(pattern, str)]
     verified = {name for name in chosen if registry.overloads()[name].verified}
     chosen = frozenset(name for name in chosen if name in verified or any(_names(each, name) for each in named))
-    return chosen if exclude is None else chosen - _match(exclude)
+    return Selection(chosen if exclude is None else chosen - _match(exclude))
 
 
 def _match(patterns: Iterable[Name]) -> frozenset[str]:

@@ -18,7 +18,8 @@ import triton.language as tl
 
 from tritonite import dtypes
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.iteration import broadcast_shape, contiguous_strides
+from tritonite.engine.iteration import broadcast_shape, contiguous_strides, strides_after_conversion
+from tritonite.engine.movement import convert
 from tritonite.engine.pointwise.declare import Laid, Pointwise
 from tritonite.engine.pointwise.layout import VARIANTS, Operand
 from tritonite.engine.pointwise.promotion import (
@@ -118,6 +119,9 @@ def _strides_of(
     plain = all([tuple(own.shape) == shape and tuple(own.stride()) == row_major for own in operands.values()])
     if plain and (not typed.with_numbers or 1 not in shape):
         return (row_major,) * len(typed.results)
+    if kernel is convert:
+        (operand,) = operands.values()
+        return (strides_after_conversion(shape, tuple(operand.stride())),)
     return kernel._result_strides(typed, operands, shape, False, on_cpu)
 
 

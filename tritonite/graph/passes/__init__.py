@@ -1,7 +1,11 @@
 """The passes over a graph of ATen's operators before it is lowered.
 
-A pass is a function that takes a graph module and changes it in place. `EXACT` passes keep the bits of every result.
-`FUSING` passes replace several operators by one that computes the same within the resolution of the dtype.
+A pass is a function that takes a graph module and the overloads that run as kernels, and changes the graph in place.
+`EXACT` passes keep the bits of every result. `FUSING` passes replace several operators by one that computes the same
+within the resolution of the dtype: patterns first, then programs of the pointwise operators that are left.
+
+- pointwise.py, regions.py: pointwise operators to programs, and the regions that they consist of
+- constants.py: fake tensors for a graph's constants
 """
 
 from __future__ import annotations
@@ -12,10 +16,25 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx
 
-Pass = Callable[[fx.GraphModule], None]
+from tritonite.graph.passes.constants import describe_constants
+
+Pass = Callable[[fx.GraphModule, frozenset[str]], None]
+
+
+def _patterns(module: fx.GraphModule, selected: frozenset[str]) -> None:
+    from tritonite.graph.patterns import fuse_patterns
+
+    fuse_patterns(module, selected)
+
+
+def _programs(module: fx.GraphModule, selected: frozenset[str]) -> None:
+    from tritonite.graph.passes.pointwise import fuse_pointwise
+
+    fuse_pointwise(module, selected)
+
 
 EXACT: list[Pass] = []
-FUSING: list[Pass] = []
+FUSING: list[Pass] = [describe_constants, _patterns, _programs]
 
 
 @contextlib.contextmanager
@@ -35,11 +54,17 @@ def checks_kept() -> Iterator[None]:
         kept.discard(check)
 
 
-def run_passes(module: fx.GraphModule, fuse: bool) -> None:
+def run_passes(module: fx.GraphModule, selected: frozenset[str], fuse: bool) -> None:
     """Run all passes over a graph module, those of `FUSING` only with `fuse`."""
+    # A trace by make_fx has the results of operators that nothing reads.
+    _remove_dead_code(module)
     for each in (*EXACT, *(FUSING if fuse else ())):
-        each(module)
-    with checks_kept():
-        module.graph.eliminate_dead_code()
+        each(module, selected)
+    _remove_dead_code(module)
     module.graph.lint()
     module.recompile()
+
+
+def _remove_dead_code(module: fx.GraphModule) -> None:
+    with checks_kept():
+        module.graph.eliminate_dead_code()

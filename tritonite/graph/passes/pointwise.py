@@ -22,8 +22,10 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.pointwise.program import Slot, Step
 from tritonite.engine.pointwise.promotion import ConstantKind, Kind, TensorKind, types_of
 from tritonite.errors import Decline
+from tritonite.graph.effects import writes
+from tritonite.graph.fused import insert, may_fuse
 from tritonite.graph.passes.regions import Regions, replace
-from tritonite.graph.program import pointwise_program
+from tritonite.graph.program import NAME, pointwise_program
 from tritonite.registry.programs import Formula, as_text, conversion_of, formula_of
 from tritonite.runtime.symbols import Symbol, number_type
 
@@ -46,9 +48,10 @@ class _Call:
     arguments: tuple[Any, ...]
 
 
-def fuse_pointwise(module: fx.GraphModule) -> None:
-    """Replace regions of pointwise operators by programs."""
-    calls = {node: call for node in module.graph.nodes if (call := _call_of(node)) is not None}
+def fuse_pointwise(module: fx.GraphModule, selected: frozenset[str] | None = None) -> None:
+    """Replace regions of pointwise operators by programs, if the operators are in `selected`."""
+    among = [node for node in module.graph.nodes if may_fuse([node], selected)]
+    calls = {node: call for node in among if (call := _call_of(node)) is not None}
     if len(calls) < 2:
         return
     _repeat_conversions(module.graph, calls)
@@ -91,12 +94,14 @@ def _siblings(regions: Regions, calls: dict[fx.Node, _Call]) -> Iterator[tuple[f
 def _repeat_conversions(graph: fx.Graph, calls: dict[fx.Node, _Call]) -> None:
     """Give each program that reads a tensor converted to a wider dtype a conversion of its own.
 
-    Reading the narrow tensor again takes less memory traffic than the converted one.
+    Reading the narrow tensor again takes less memory traffic than the converted one. A converted tensor that may be
+    written before it is read is left as it is.
     """
+    epochs = _epochs(graph)
     for node in list(calls):
         if not _widens(node, calls):
             continue
-        users = [user for user in node.users if user in calls]
+        users = [user for user in node.users if user in calls and epochs[user] == epochs[node]]
         for user in users[len(users) == len(node.users) :]:
             with graph.inserting_after(node):
                 own = graph.node_copy(node)
@@ -105,6 +110,16 @@ def _repeat_conversions(graph: fx.Graph, calls: dict[fx.Node, _Call]) -> None:
             calls[user] = _Call(
                 calls[user].formula, tuple([own if given is node else given for given in calls[user].arguments])
             )
+
+
+def _epochs(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Return the number of nodes before each that write memory."""
+    found: dict[fx.Node, int] = {}
+    count = 0
+    for node in graph.nodes:
+        found[node] = count
+        count += writes(node)
+    return found
 
 
 def _widens(node: fx.Node, calls: dict[fx.Node, _Call]) -> bool:
@@ -122,7 +137,9 @@ def _call_of(node: fx.Node) -> _Call | None:
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or not _is_plain(value):
         return None
-    inputs = [each for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
+    if any("val" not in each.meta for each in node.all_input_nodes):
+        return None
+    inputs = [each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor)]
     if not inputs or any(not _is_plain(each.meta["val"]) or each.meta["val"].device != value.device for each in inputs):
         return None
     try:
@@ -252,13 +269,14 @@ def _program(
     graph: fx.Graph, calls: dict[fx.Node, _Call], region: Sequence[fx.Node], made: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
     """Insert the program of a region, and return the node of each result. `made` has those of earlier regions."""
+    members = set(region)
     tensors: dict[fx.Node, int] = {}
     numbers: list[Any] = []
     for node in region:
         for given in calls[node].arguments:
             if _is_number(given):
                 numbers.append(given)
-            elif isinstance(given, fx.Node) and given not in region:
+            elif isinstance(given, fx.Node) and given not in members:
                 tensors.setdefault(given, len(tensors))
     slots = dict(tensors)
     first = len(tensors) + len(numbers)
@@ -275,15 +293,11 @@ def _program(
         to = calls[node].formula.to
         steps.append(Step(calls[node].formula.kernel, tuple(arguments), () if to is None else (to,)))
         slots[node] = first + i
-    stored = [node for node in region if any(user not in region for user in node.users)]
+    stored = [node for node in region if any(user not in members for user in node.users)]
     text = as_text(len(tensors), len(numbers), steps, [slots[node] for node in stored])
     call = graph.call_function(pointwise_program(), ([made.get(node, node) for node in tensors], numbers, text))
-    call.meta["val"] = [node.meta["val"] for node in stored]
-    results = {}
-    for i, node in enumerate(stored):
-        results[node] = graph.call_function(operator.getitem, (call, i))
-        results[node].meta = dict(node.meta)
-    return results
+    items = [graph.call_function(operator.getitem, (call, i)) for i in range(len(stored))]
+    return insert(graph, NAME.partition("::")[2], dict(zip(stored, items, strict=True)), [call, *items], region)
 
 
 def _is_number(given: Any) -> bool:

@@ -5,23 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import fx
-from torch._ops import OpOverload
 
-
-def writes(node: fx.Node) -> bool:
-    """Return whether a node writes memory that it has not allocated, or has an effect besides its results."""
-    if node.op in ("placeholder", "get_attr", "output"):
-        return False
-    if isinstance(node.target, OpOverload):
-        return node.target._schema.is_mutable
-    return node.is_impure()
-
-
-def draws(node: fx.Node) -> bool:
-    """Return whether a node draws random numbers, whose order is part of the result."""
-    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+from tritonite.graph.effects import draws, writes
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -35,7 +21,8 @@ class Regions:
     """The nodes of a graph in disjoint regions, each of one node at first.
 
     Sets of nodes are bit masks. A node depends on its inputs, on the last node before it that writes memory, and on the
-    last one that draws random numbers if it draws some itself. A node that writes depends on all nodes before it.
+    last one that draws random numbers, or the like (`effects.draws`), if it does so itself. A node that writes depends
+    on all nodes before it.
     """
 
     def __init__(self, graph: fx.Graph) -> None:

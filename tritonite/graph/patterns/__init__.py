@@ -1,13 +1,14 @@
 """Patterns of ATen's operators, each a function beside the fused operator that it becomes.
 
-They run on graphs of inference, after AOTAutograd and without decompositions, before the remaining pointwise operators
-become programs. A pattern checks shapes, dtypes and strides by the fake tensors in `node.meta["val"]`, and the fused
-operator's own fake function decides what is served. Results differ within the resolution of the dtype, where the fused
-operator rounds fewer intermediate values.
+They match in graphs after AOTAutograd and without decompositions, before the remaining pointwise operators become
+programs. Most need intermediate values that nothing else reads, as in graphs of inference. A pattern checks shapes,
+dtypes and strides by the fake tensors in `node.meta["val"]`, and the fused operator's own fake function decides what is
+served. Results differ within the resolution of the dtype, where the fused operator rounds fewer intermediate values.
 
 - norms.py: root mean square norms, and norms of sums
 - gated.py: products with an activation
 - products.py: products with a bias and an activation
+- convolution.py: convolutions with a bias, a residual and an activation
 - rotary.py: rotary position embedding
 - losses.py: cross entropy
 - attention.py: attention written out
@@ -20,9 +21,10 @@ from torch import fx
 
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite.graph.patterns.attention import attention_written_out
+from tritonite.graph.patterns.convolution import conv_bias_act
 from tritonite.graph.patterns.gated import gated_activation
 from tritonite.graph.patterns.losses import cross_entropy
-from tritonite.graph.patterns.norms import layer_norm, rms_norm
+from tritonite.graph.patterns.norms import layer_norm, rms_norm, rms_norm_of_sum
 from tritonite.graph.patterns.products import addmm_activation
 from tritonite.graph.patterns.rewrite import Rewriter, Rule
 from tritonite.graph.patterns.rotary import rotary_embedding
@@ -31,14 +33,16 @@ RULES: tuple[Rule, ...] = (
     attention_written_out,
     cross_entropy,
     rms_norm,
+    rms_norm_of_sum,
     layer_norm,
     rotary_embedding,
     addmm_activation,
+    conv_bias_act,
     gated_activation,
 )
 
 
-def fuse_patterns(module: fx.GraphModule) -> None:
-    """Replace every match of a rule by its fused operator."""
-    if Rewriter(module.graph).apply(RULES):
+def fuse_patterns(module: fx.GraphModule, selected: frozenset[str] | None = None) -> None:
+    """Replace every match of a rule by its fused operator, if all operators that it replaces are in `selected`."""
+    if Rewriter(module.graph, selected).apply(RULES):
         module.recompile()

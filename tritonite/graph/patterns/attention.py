@@ -85,9 +85,9 @@ def _replaced(
         # Models copy the result to this very order of memory.
         if is_call(user, aten.transpose.int) and user.args[1:] == (1, 2) and len(node.users) == 1:
             copies = [each for each in user.users if is_call(each, aten.clone.default)]
-            if len(copies) == len(user.users):
+            if len(copies) == len(user.users) == 1:
                 rows = rewriter.call(aten.transpose.int, out, 1, 2)
-                return {copy: like(rows, copy) for copy in copies}
+                return {copies[0]: like(rows, copies[0])}
     return {node: like(rewriter.call(aten.clone.default, out, memory_format=torch.contiguous_format), node)}
 
 

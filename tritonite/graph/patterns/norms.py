@@ -1,7 +1,8 @@
 """Norms and norms of sums to `tritonite::rms_norm` and `tritonite::layer_norm`, in graphs of inference.
 
-A root mean square norm is written out, as in transformers' models and as ATen decomposes `rms_norm`. A layer norm
-alone has a kernel of its own, and is only replaced together with the sum that it reads.
+A root mean square norm is written out, as in transformers' models and as ATen decomposes `rms_norm` on a CPU. On a GPU
+`rms_norm` stays one operator, `aten::_fused_rms_norm`. It has a kernel of its own, as a layer norm has, and both are
+only replaced together with the sum that they read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tritonite.graph.patterns.matching import (
     Either,
     Match,
     add,
+    arguments_of,
     aten,
     is_call,
     is_number,
@@ -99,11 +101,29 @@ def _terms(x: Any) -> tuple[fx.Node, fx.Node] | None:
     return None
 
 
+def rms_norm_of_sum(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:
+    """Replace `aten::_fused_rms_norm` of a sum of two tensors. A norm alone has a kernel of its own."""
+    if not is_call(node, aten._fused_rms_norm.default):
+        return None
+    x, shape, weight, eps = arguments_of(node)
+    terms, value = _terms(x), tensor(x)
+    # The other result is read by a backward pass.
+    if terms is None or value is None or len(shape) != 1 or any(user.args[1] != 0 for user in node.users):
+        return None
+    if not (eps is None or is_number(eps)) or value.dtype not in FLOATS:
+        return None
+    rewriter.at(x, (*terms, weight))
+    call = rewriter.call(torch.ops.tritonite.rms_norm.default, *terms, weight, eps, 0.0, "gemma")
+    normalized = rewriter.item(call, 0)
+    made = {user: like(normalized, user) for user in node.users}
+    return {**made, x: like(rewriter.item(call, 1), x)}
+
+
 def layer_norm(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:
     """Replace a layer norm of a sum of two tensors. The sum is normalised before it is rounded."""
     if not is_call(node, aten.native_layer_norm.default):
         return None
-    x, shape, weight, bias, eps = node.args
+    x, shape, weight, bias, eps = arguments_of(node)
     terms = _terms(x)
     # The other results are read by a backward pass.
     if terms is None or len(shape) != 1 or any(user.args[1] != 0 for user in node.users):  # type: ignore[arg-type]
