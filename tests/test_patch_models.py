@@ -82,7 +82,7 @@ def test_castings_are_told_apart_whatever_the_dtype(castings):
     assert {each.operator for each in report.replaced} == {f"fused.rms_norm, casting={name!r}{suffix}"}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral_balanced", "gated_t5"] if FULL else ["llama"])
+@pytest.mark.parametrize("name", list(MODELS) if FULL else ["llama"])
 def test_steps_of_an_optimizer_have_the_losses_of_the_model_before(name):
     given = inputs(name)
     losses = []
@@ -90,7 +90,8 @@ def test_steps_of_an_optimizer_have_the_losses_of_the_model_before(name):
         model = make(name, **({"dropout_rate": 0.0} if name == "gated_t5" else {}))
         if patched:
             tritonite.patch(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        # Larger steps amplify roundoff: for an expert that gets no gradient, AdamW's step is the sign of roundoff.
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         own = []
         for _ in range(10 if FULL else 4):
             output, _ = trained(model, given)
