@@ -132,6 +132,17 @@ def mish(self):
     return tl.where(self > 20.0, self, self * (n * inverse(n + 2.0)))
 
 
+@pointwise("mish_backward", accepts=FLOATS, one_dtype=True)
+def mish_backward(grad_output, self):
+    """n / (n + 2) + 4 x e (e + 1) / (n + 2)^2 with e = exp(x) and n = e * (e + 2), times the gradient."""
+    e = libdevice.exp(self)
+    n = e * (e + 2.0)
+    scale = inverse(n + 2.0)
+    derivative = n * scale + self * (4.0 * (e * scale) * ((e + 1.0) * scale))
+    # Where n overflows, the derivative is 1, and nan for infinity, as ATen has it.
+    return grad_output * tl.where(self > 30.0, 1.0 + 0.0 * self, derivative)
+
+
 @triton.jit
 def _exponential_linear(self, alpha, scale, input_scale):
     positive = self > 0

@@ -55,7 +55,7 @@ def _same_shape(tensors: facts.Tensors) -> dict[str, Any]:
     return {"grad_output": grad if grad.shape == x.shape else x, "self": x}
 
 
-@facts.drawn("gelu_backward", "silu_backward")
+@facts.drawn("gelu_backward", "mish_backward", "silu_backward")
 def _usual_gradient(arguments: dict[str, Any]) -> dict[str, Any]:
     """Limit the gradient: a huge one magnifies a derivative near 0 that ATen rounds to 0."""
     gradient = arguments["grad_output"]
