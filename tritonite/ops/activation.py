@@ -134,13 +134,16 @@ def mish(self):
 
 @pointwise("mish_backward", accepts=FLOATS, one_dtype=True)
 def mish_backward(grad_output, self):
-    """n / (n + 2) + 4 x e (e + 1) / (n + 2)^2 with e = exp(x) and n = e * (e + 2), times the gradient."""
+    """4 e w / d^2 with e = exp(x), d = e * (e + 2) + 2 and w = x + 1 + e (x + 3/2 + e (1 + e/4)).
+
+    The polynomial w has the derivative's root near -1.19 with less roundoff than the sum of the product rule.
+    """
     e = libdevice.exp(self)
-    n = e * (e + 2.0)
-    scale = inverse(n + 2.0)
-    derivative = n * scale + self * (4.0 * (e * scale) * ((e + 1.0) * scale))
-    # Where n overflows, the derivative is 1, and nan for infinity, as ATen has it.
-    return grad_output * tl.where(self > 30.0, 1.0 + 0.0 * self, derivative)
+    scale = inverse(e * (e + 2.0) + 2.0)
+    polynomial = self + 1.0 + e * (self + 1.5 + e * (1.0 + 0.25 * e))
+    # The derivative is 0, not -0, where e is 0. Above 25 it is 1, and nan for infinity.
+    derivative = 0.0 + (4.0 * e * scale) * (polynomial * scale)
+    return grad_output * tl.where(self > 25.0, 1.0 + 0.0 * self, derivative)
 
 
 @triton.jit
