@@ -30,7 +30,6 @@ NOT_EXP = "not written yet: its products have kernels, its linear combinations c
 NOT_LINALG = "not written yet: decompositions of matrices (cuSOLVER, MAGMA)"
 NOT_ATTENTION = "not written yet: other entrances of attention, which has kernels"
 NOT_QAT = "not written yet: an observer of quantisation-aware training"
-NOT_POINTWISE = "not written yet: the tangent of an activation"
 NOT_CUDNN = "not written yet: cuDNN's affine grids, and its convolution with a sum"
 NOT_REDUCTIONS = "not written yet: reductions to hashes and to sums of powers"
 
@@ -104,7 +103,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "_scaled_dot_product_flash_attention.quantized",
     ),
     NOT_QAT: ("_fused_moving_avg_obs_fq_helper*",),
-    NOT_POINTWISE: ("glu_jvp",),
     NOT_CUDNN: ("cudnn_affine_grid_generator*", "cudnn_convolution_add_relu"),
     NOT_REDUCTIONS: ("hash_tensor", "linalg__powsum"),
 }
