@@ -111,15 +111,17 @@ check: $(VENV)/test
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/house_rules.py
 	@$(BIN)/python tools/operator_table.py --check
+	@$(BIN)/python tools/census.py --check
 	@$(BIN)/python tools/operator_stubs.py --check
 	@$(BIN)/python tools/mutate.py --check
 	@$(BIN)/python tools/benchmark_page.py --check
 	@$(BIN)/python tools/readme_tables.py --check
 	@$(BIN)/python tools/slower_operators.py --check
 
-# Writes docs/ops.md and the stubs of tritonite.ops from the catalog, and the documentation as a site in site/.
+# Writes docs/ops.md, docs/census.md and the stubs of tritonite.ops from the catalog, and the documentation as a site in site/.
 docs: $(VENV)/docs
 	@$(BIN)/python tools/operator_table.py
+	@$(BIN)/python tools/census.py
 	@$(BIN)/python tools/operator_stubs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 

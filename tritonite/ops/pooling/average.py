@@ -237,12 +237,12 @@ def _adaptive(rank, self, output_size, outs):
     return _averaged(self, adaptive(self.shape[-rank:], output_size), False, None, outs)
 
 
-@operator("_adaptive_avg_pool2d", accepts=FLOATS)
+@operator("_adaptive_avg_pool2d", "adaptive_avg_pool2d", accepts=FLOATS)
 def adaptive_avg_pool2d(self, output_size, outs=()):
     return _adaptive(2, self, output_size, outs)
 
 
-@operator("_adaptive_avg_pool3d", accepts=FLOATS)
+@operator("_adaptive_avg_pool3d", "adaptive_avg_pool3d", accepts=FLOATS)
 def adaptive_avg_pool3d(self, output_size, outs=()):
     return _adaptive(3, self, output_size, outs)
 
@@ -266,6 +266,6 @@ def adaptive_avg_pool2d_backward(grad_output, self, outs=()):
     return _adaptive_gradient(2, grad_output, self, outs)
 
 
-@operator("_adaptive_avg_pool3d_backward", accepts=FLOATS)
+@operator("_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward", accepts=FLOATS)
 def adaptive_avg_pool3d_backward(grad_output, self, outs=()):
     return _adaptive_gradient(3, grad_output, self, outs)

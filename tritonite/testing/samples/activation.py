@@ -32,6 +32,17 @@ def _gated(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"self": x[..., : 2 * half], "grad_output": gradient[..., half : 2 * half]}
 
 
+@facts.arguments("glu_jvp")
+def _tangent(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return the result of glu for an input with an even last dimension, the input, and its tangent."""
+    x, tangent = tensors[0], tensors[1].expand(tensors[0].shape)
+    if not x.dim():
+        return None
+    even = x.shape[-1] // 2 * 2
+    x, tangent = x[..., :even], tangent[..., :even]
+    return {"glu": torch.ops.aten.glu(x, -1), "x": x, "dx": tangent, "dim": -1}
+
+
 facts.may_decline(
     ("nn.functional.hardtanh",),
     ("functional",),
@@ -55,7 +66,16 @@ def _same_shape(tensors: facts.Tensors) -> dict[str, Any]:
     return {"grad_output": grad if grad.shape == x.shape else x, "self": x}
 
 
-@facts.drawn("gelu_backward", "silu_backward")
+@facts.drawn("glu_jvp")
+def _usual_gate(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Limit the gate and its tangent: ATen computes 1 - sigmoid(b) by a difference, roundoff for a gate near 1."""
+    if not all(facts.real(x) and x.is_floating_point() for x in (arguments["x"], arguments["dx"])):
+        return arguments
+    limited = {name: arguments[name].nan_to_num(1.0, 1.0, 1.0).clamp(-2.0, 2.0) for name in ("x", "dx")}
+    return arguments | limited
+
+
+@facts.drawn("gelu_backward", "mish_backward", "silu_backward")
 def _usual_gradient(arguments: dict[str, Any]) -> dict[str, Any]:
     """Limit the gradient: a huge one magnifies a derivative near 0 that ATen rounds to 0."""
     gradient = arguments["grad_output"]
