@@ -39,6 +39,8 @@ _RENAMED = {
     "cholesky_solve": "_cholesky_solve_helper",
     "linalg.cholesky": "linalg_cholesky_ex",
     "linalg.det": "_linalg_det",
+    "linalg.eigh": "_linalg_eigh",
+    "linalg.eigvalsh": "_linalg_eigh",
     "linalg.inv": "linalg_inv_ex",
     "linalg.lu_factor": "linalg_lu_factor_ex",
     "linalg.slogdet": "_linalg_slogdet",

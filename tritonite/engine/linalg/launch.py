@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from tritonite.engine.linalg.cholesky import factor_cholesky
+from tritonite.engine.linalg.eigen import factor_symmetric
+from tritonite.engine.linalg.jacobi import JacobiMeta
 from tritonite.engine.linalg.lu import LuMeta, factor_lu, unpack_lu
 from tritonite.engine.linalg.operands import TileMeta, over_batch
 from tritonite.engine.linalg.qr import factor_qr
 from tritonite.engine.linalg.reflectors import ReflectorMeta, apply_reflectors
 from tritonite.engine.linalg.substitution import SubstitutionMeta, Sweep, substitute
-from tritonite.engine.linalg.table import right_hand_sides, whole_matrices
+from tritonite.engine.linalg.table import right_hand_sides, rotated_matrices, whole_matrices
 
 
 def _programs(count: int, held: int) -> int:
@@ -134,5 +136,21 @@ def reflect(
     apply_reflectors[(grid,)](
         *(*operands, batch.sizes, batch.n_matrices, n_rows, n_columns, taus.shape[-1]),
         META=ReflectorMeta(meta, source is None, ascending),
+        num_warps=tile.num_warps,
+    )
+
+
+def eigh(values: torch.Tensor, vectors: torch.Tensor | None, failed: torch.Tensor, source: torch.Tensor) -> None:
+    """Write the eigenvalues and eigenvectors of symmetric matrices, of which the lower triangle is read.
+
+    `failed`, one int64, becomes -1 if a matrix has none.
+    """
+    *shape, n, _ = source.shape
+    batch, (value, vector, a) = over_batch(shape, (values, 1), (vectors, 2), (source, 2))
+    tile = rotated_matrices(n, n, batch.n_matrices, source.dtype)
+    meta = TileMeta.of(tile, (vectors, source))
+    factor_symmetric[(_programs(batch.n_matrices, tile.matrices),)](
+        *(value, vector, failed, a, batch.sizes, batch.n_matrices, n),
+        META=JacobiMeta.of(meta, vectors is not None, source.dtype),
         num_warps=tile.num_warps,
     )

@@ -1,0 +1,120 @@
+"""Jacobi's methods: sizes, several programs, repeated values, scales, failures, layouts, gradients."""
+
+import pytest
+import torch
+from conftest import served
+from test_linalg import DTYPES, check, matrices
+
+import tritonite
+from tritonite.engine import iteration
+from tritonite.engine.linalg import table
+from tritonite.errors import Decline
+
+
+def symmetric(*shape, dtype=torch.float64):
+    x = matrices(*shape, dtype=dtype)
+    return x + x.mT
+
+
+@DTYPES
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 17])
+def test_sizes_of_eigenproblems(n, dtype):
+    """The triangle that is not named is not read; even and odd numbers of columns meet in pairs."""
+    x = matrices(3, n, n, dtype=dtype)
+    for uplo, unread in (("L", torch.ones(n, n).triu(1)), ("u", torch.ones(n, n).tril(-1))):
+        hidden = x.masked_fill(unread.bool().to(x.device), torch.nan)
+        check("_linalg_eigh", hidden, uplo)
+        check("_linalg_eigh", hidden, uplo, compute_v=False)
+
+
+def test_layouts_of_eigenproblems(monkeypatch):
+    """A warp holds few matrices, so that a batch has several programs; offsets are wide."""
+    monkeypatch.setattr(iteration, "INT32_LIMIT", 1)
+    monkeypatch.setattr(table, "linalg_table", lambda: table.LinalgTable(rotated_bytes=256))
+    x = matrices(3, 4, 2, 4)
+    check("_linalg_eigh", x.transpose(1, 2))
+    check("_linalg_eigh", x.permute(0, 2, 3, 1))
+    check("_linalg_eigh", x[:, :, 0].expand(5, 3, 4, 4))
+    check("_linalg_eigh", x[0, :, 1])
+
+
+def test_repeated_eigenvalues():
+    """Multiples of the identity, projections, and matrices of few values have any orthogonal vectors."""
+    q, _ = torch.linalg.qr(matrices(2, 9, 9))
+    values = torch.tensor([1.0, 1, 1, -1, -1, 0, 0, 0, 2], dtype=torch.float64, device=q.device)
+    some = [torch.zeros_like(q), torch.eye(9, dtype=q.dtype, device=q.device).expand(2, 9, 9), torch.ones_like(q)]
+    for x in (*some, (q * values) @ q.mT):
+        for dtype in (torch.float32, torch.float64):
+            check("_linalg_eigh", x.to(dtype))
+
+
+def test_results_do_not_depend_on_the_batch():
+    x = torch.stack([symmetric(5, 5), torch.eye(5, dtype=torch.float64, device=tritonite.device)])
+    with tritonite.use_gems(invariant=True):
+        for together, alone in zip(torch.linalg.eigh(x), torch.linalg.eigh(x[1:]), strict=True):
+            assert torch.equal(together[1:], alone)
+
+
+def test_eigenproblems_of_large_and_small_numbers():
+    ops, x = tritonite.overloads(), symmetric(2, 6, 6, dtype=torch.float32)
+    expected = torch.linalg.eigvalsh(x.double())
+    for scale in (2.0**-120, 2.0**120):
+        values, vectors = ops["_linalg_eigh"](x * scale)
+        torch.testing.assert_close(values.double() / scale, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(vectors @ vectors.mT, torch.eye(6, device=x.device).expand(2, 6, 6))
+
+
+@pytest.mark.parametrize("name", ["_linalg_eigh"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+def test_matrices_that_are_not_finite(name, bad):
+    x = symmetric(3, 4, 4)
+    x[1, 2, 2] = bad
+    with pytest.raises(Decline, match="not finite"):
+        tritonite.overloads()[name](x)
+
+
+def test_failures_leave_outputs_alone():
+    x = torch.full((2, 3, 3), torch.nan, dtype=torch.float64, device=tritonite.device)
+    values, vectors = x.new_zeros(2, 3), torch.zeros_like(x)
+    with pytest.raises(Decline, match="not finite"):
+        tritonite.overloads()["_linalg_eigh.eigenvalues"](x, eigenvalues=values, eigenvectors=vectors)
+    assert not values.any() and not vectors.any()
+
+
+def test_what_is_not_rotated():
+    ops, n = tritonite.overloads(), table.linalg_table().most_rotated + 1
+    with pytest.raises(Decline, match="up to 64 columns"):
+        ops["_linalg_eigh"](matrices(n, n, dtype=torch.float32))
+    with pytest.raises(Decline, match="UPLO"):
+        ops["_linalg_eigh"](matrices(2, 2), "X")
+    assert table.aten_rotates_faster(64, 1) and not table.aten_rotates_faster(64, 100)
+    assert not table.aten_rotates_faster(16, 1) and not table.aten_rotates_faster(64, 0)
+
+
+FUNCTIONS = {
+    "eigh": lambda a: torch.linalg.eigh(a)[1].square(),
+    "eigvalsh": lambda a: torch.linalg.eigvalsh(a),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients(name):
+    """Gradients are ATen's formulas over these operators, of functions that do not depend on the signs of vectors."""
+
+    def gradient(a):
+        given = a.detach().requires_grad_()
+        return torch.autograd.grad(FUNCTIONS[name](given).square().sum(), given)
+
+    for x in (symmetric(2, 4, 4), symmetric(2, 4, 4).mT):
+        expected = gradient(x)
+        with tritonite.use_gems(include=["*linalg*"]):
+            torch.testing.assert_close(gradient(x), expected)
+
+
+def test_functions_of_linalg_are_served():
+    x = symmetric(2, 4, 4)
+    with tritonite.use_gems():
+        torch.linalg.eigh(x)
+        assert served("_linalg_eigh")
+        with pytest.raises(torch.linalg.LinAlgError):
+            torch.linalg.eigh(x * torch.nan)
