@@ -45,6 +45,8 @@ _RENAMED = {
     "linalg.lu_factor": "linalg_lu_factor_ex",
     "linalg.slogdet": "_linalg_slogdet",
     "linalg.solve": "_linalg_solve_ex",
+    "linalg.svd": "_linalg_svd",
+    "linalg.svdvals": "_linalg_svd",
     **{f"conv{kind}{dims}d": "convolution" for kind in ("", "_transpose") for dims in (1, 2, 3)},
     **{f"fft.{way}fft{dims}": "_fft_c2c" for way in ("", "i") for dims in ("", "2", "n")},
     **{f"fft.{way}fft{dims}": "_fft_r2c" for way in ("r", "ih") for dims in ("", "2", "n")},

@@ -30,6 +30,8 @@ def _calls(dtype: torch.dtype, n: int) -> Iterator[tuple[str, tuple[Any, ...], d
     rotated = x[:, :64, :64]
     yield "_linalg_eigh", (rotated,), {}
     yield "_linalg_eigh", (rotated, "U", False), {}
+    yield "_linalg_svd", (rotated, True), {}
+    yield "_linalg_svd", (rotated, False, False), {}
     yield "ormqr", (x, x[..., 0], x), {}
 
 

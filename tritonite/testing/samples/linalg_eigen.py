@@ -9,15 +9,9 @@ import torch
 from tritonite.testing.samples import facts
 from tritonite.testing.samples.linalg import batches, finite, norm, square, units
 
-_PACKETS = ("_linalg_eigh",)
+_PACKETS = ("_linalg_eigh", "_linalg_svd")
 facts.ZERO_SIGN_OF_ROUNDOFF.update(_PACKETS)
 facts.layouts(*_PACKETS)(batches)
-facts.may_decline(
-    ("linalg.eigvalsh",),
-    ("out=",),
-    "*output has another shape or dtype",
-    "ATen's function passes empty outputs for the results that it does not return, and resizes them itself",
-)
 
 
 @facts.arguments("_linalg_eigh")
@@ -52,3 +46,30 @@ def _of_eigh(A: torch.Tensor, UPLO: str = "L", compute_v: bool = True, *, result
     (vectors,) = others
     wide = vectors.double()
     return [*found, units(given @ wide - wide * values[..., None, :], norm(given), vectors), _orthogonal(vectors)]
+
+
+@facts.arguments("_linalg_svd")
+def _any_matrices(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return matrices of any shape, and whether all vectors are wanted, which differs between layouts."""
+    x = finite(tensors)
+    return None if x is None else {"A": x, "full_matrices": bool(x.shape[-1] % 2), "driver": None}
+
+
+@facts.residuals("_linalg_svd")
+def _of_svd(
+    A: torch.Tensor,
+    full_matrices: bool = False,
+    compute_uv: bool = True,
+    *,
+    driver: str | None = None,
+    results: facts.Tensors,
+) -> list[torch.Tensor]:
+    wide = torch.where(A.isfinite().flatten(-2).all(-1)[..., None, None], A.double(), 0.0)
+    if len(results) == 1 or not compute_uv:
+        values = results[len(results) // 2]
+        return [_close(values, torch.linalg.svdvals(wide), norm(wide))]
+    u, values, vh = results
+    inner = values.shape[-1]
+    product = (u.double()[..., :inner] * values[..., None, :]) @ vh.double()[..., :inner, :]
+    found = [_close(values, torch.linalg.svdvals(wide), norm(wide)), units(product - wide, norm(wide), A)]
+    return [*found, _orthogonal(u), _orthogonal(vh.mT)]
