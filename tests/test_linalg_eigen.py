@@ -66,7 +66,8 @@ def test_repeated_eigenvalues():
     q, _ = torch.linalg.qr(matrices(2, 9, 9))
     values = torch.tensor([1.0, 1, 1, -1, -1, 0, 0, 0, 2], dtype=torch.float64, device=q.device)
     some = [torch.zeros_like(q), torch.eye(9, dtype=q.dtype, device=q.device).expand(2, 9, 9), torch.ones_like(q)]
-    for x in (*some, (q * values) @ q.mT):
+    signs = torch.ones_like(values).where(torch.arange(9, device=q.device) % 2 == 0, -1.0)
+    for x in (*some, (q * values) @ q.mT, (q * signs) @ q.mT):
         for dtype in (torch.float32, torch.float64):
             check("_linalg_eigh", x.to(dtype))
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.linalg.jacobi import normalized, opponent, positions, rotated_columns, rotated_rows, rotation
+from tritonite.engine.linalg.jacobi import (
+    normalized,
+    opponent,
+    ordered,
+    positions,
+    rotated_columns,
+    rotated_rows,
+    rotation,
+)
 from tritonite.engine.linalg.tile import begin, matrices_of, pointers
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
@@ -46,12 +54,14 @@ def factor_symmetric(values, vectors, failed, source, sizes, n_matrices, n, META
             # A finished matrix stays as it is, so that results do not depend on other matrices of the tile.
             product = tl.where(rest[:, None] > 0, 0.5 * (product + tl.gather(product, met, 1)), 0.0)
             largest = tl.maximum(largest, tl.abs(product))
-            tangent, cosine, sine = rotation(product, diagonal, tl.gather(diagonal, met, 1), line < met)
-            diagonal -= tangent * product
-            tile = rotated_rows(rotated_columns(tile, met, cosine, sine), met, cosine, sine)
+            other = tl.gather(diagonal, met, 1)
+            tangent, cosine = rotation(product, diagonal, other, line < met)
+            moves = (rest[:, None] > 0) & (tl.maximum(line, met) < n)
+            stay, cross, diagonal = ordered(tangent, cosine, product, diagonal, other, line < met, moves)
+            tile = rotated_rows(rotated_columns(tile, met, stay, cross), met, stay, cross)
             tile = tl.where(pairs | (row == column), 0.0, tile)
             if facts.vectors:
-                basis = rotated_columns(basis, met, cosine, sine)
+                basis = rotated_columns(basis, met, stay, cross)
         rest = tl.max((largest > facts.tolerance).to(tl.int32), 1)
         sweep += 1
     position = positions(tl.where(line < n, diagonal, float("inf")))

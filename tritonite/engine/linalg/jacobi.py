@@ -30,7 +30,7 @@ class JacobiMeta:
     tile: Any
     vectors: bool
     tolerance: float
-    most_sweeps: int = 30
+    most_sweeps: int = 60
 
     @classmethod
     def of(cls, tile: Any, vectors: bool, dtype: torch.dtype) -> JacobiMeta:
@@ -53,7 +53,7 @@ def opponent(player, step, players):
 
 @triton.jit
 def rotation(product, own, other, first):
-    """Return (tangent, cosine, sine) of the smaller angle that clears the product of a pair (Rutishauser, 1966).
+    """Return (tangent, cosine) of the smaller angle that clears the product of a pair (Rutishauser, 1966).
 
     `own` and `other` are the diagonal elements of the pair, and `first` marks one of its sides.
     """
@@ -64,21 +64,35 @@ def rotation(product, own, other, first):
     tangent = tl.where((tau > 0) | ((tau == 0) & first), tangent, -tangent)
     tangent = tl.where(clear, 0.0, tangent)
     cosine = true_divide(tl.full(size.shape, 1, size.dtype), square_root(1 + tangent * tangent))
-    return tangent, cosine, tangent * cosine
+    return tangent, cosine
 
 
 @triton.jit
-def rotated_columns(tile, met, cosine, sine):
-    """Return the columns of a tile rotated with those they meet; `met`, cosines and sines are (matrices, columns)."""
+def ordered(tangent, cosine, product, own, other, first, moves):
+    """Return (factor of own column, factor of the other, own diagonal element) of rotations of a pair.
+
+    Where `moves`, the two columns change places if the second one would have the larger diagonal element, because
+    Jacobi's methods converge faster if equal elements are neighbours (van Kempen, 1966).
+    """
+    shift = tangent * product
+    sine = tangent * cosine
+    kept, given = own - shift, other + shift
+    change = moves & tl.where(first, kept < given, given < kept)
+    return tl.where(change, sine, cosine), tl.where(change, cosine, -sine), tl.where(change, given, kept)
+
+
+@triton.jit
+def rotated_columns(tile, met, own, other):
+    """Return sums of the columns of a tile and of those they meet, by factors of shape (matrices, columns)."""
     others = tl.gather(tile, tl.broadcast_to(met[:, None, :], tile.shape), 2)
-    return cosine[:, None, :] * tile - sine[:, None, :] * others
+    return own[:, None, :] * tile + other[:, None, :] * others
 
 
 @triton.jit
-def rotated_rows(tile, met, cosine, sine):
-    """Return the rows of a tile rotated with those they meet; `met`, cosines and sines are (matrices, rows)."""
+def rotated_rows(tile, met, own, other):
+    """Return sums of the rows of a tile and of those they meet, by factors of shape (matrices, rows)."""
     others = tl.gather(tile, tl.broadcast_to(met[:, :, None], tile.shape), 1)
-    return cosine[:, :, None] * tile - sine[:, :, None] * others
+    return own[:, :, None] * tile + other[:, :, None] * others
 
 
 @triton.jit

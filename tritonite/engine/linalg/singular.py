@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.linalg.jacobi import normalized, opponent, positions, rotated_columns, rotation
+from tritonite.engine.linalg.jacobi import normalized, opponent, ordered, positions, rotated_columns, rotation
 from tritonite.engine.linalg.tile import begin, matrices_of, pointers
 from tritonite.language.math import square_root
 from tritonite.language.order import wait_for_previous_launch
@@ -51,10 +51,12 @@ def orthogonalize_columns(
             cross = tl.where(rest[:, None] > 0, cross, 0.0)
             allowed = facts.tolerance * facts.tolerance * tl.maximum(own, other) * tl.max(own, 1)[:, None]
             skew = tl.maximum(skew, (cross * cross > allowed).to(tl.int32))
-            _, cosine, sine = rotation(cross, own, other, line < met)
-            tile = cosine[:, None, :] * tile - sine[:, None, :] * others
+            tangent, cosine = rotation(cross, own, other, line < met)
+            moves = (rest[:, None] > 0) & (tl.maximum(line, met) < n_columns)
+            stay, add, _ = ordered(tangent, cosine, cross, own, other, line < met, moves)
+            tile = stay[:, None, :] * tile + add[:, None, :] * others
             if facts.vectors:
-                basis = rotated_columns(basis, met, cosine, sine)
+                basis = rotated_columns(basis, met, stay, add)
         rest = tl.max(skew, 1)
         sweep += 1
     norm = tl.sum(tile * tile, 1)
