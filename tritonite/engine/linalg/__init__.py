@@ -6,6 +6,8 @@ eliminates one column after the other. Triton has no indexing by lane, so a colu
 never swapped: a pivoted factorisation keeps the position of each row, and stores rows at their positions.
 
 - `cholesky.py`, `lu.py` and `qr.py` factor a tile; `lu.py` also has permutations and determinants.
+- `eigen.py` and `singular.py` rotate pairs of columns until a tile is diagonal or its columns are orthogonal;
+  `jacobi.py` has what both need.
 - `substitution.py` solves triangular systems. A program holds a block of right-hand sides and reads one column of the
   factor at a time, so that a solve by LU or by Cholesky is one launch.
 - `reflectors.py` applies Householder reflectors to a block of columns in the same way.

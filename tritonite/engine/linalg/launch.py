@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 from tritonite.engine.linalg.cholesky import factor_cholesky
+from tritonite.engine.linalg.eigen import factor_symmetric
+from tritonite.engine.linalg.jacobi import JacobiMeta
 from tritonite.engine.linalg.lu import LuMeta, factor_lu, unpack_lu
 from tritonite.engine.linalg.operands import TileMeta, over_batch
 from tritonite.engine.linalg.qr import factor_qr
 from tritonite.engine.linalg.reflectors import ReflectorMeta, apply_reflectors
+from tritonite.engine.linalg.singular import orthogonalize_columns
 from tritonite.engine.linalg.substitution import SubstitutionMeta, Sweep, substitute
-from tritonite.engine.linalg.table import right_hand_sides, whole_matrices
+from tritonite.engine.linalg.table import right_hand_sides, rotated_matrices, whole_matrices
 
 
 def _programs(count: int, held: int) -> int:
@@ -121,9 +124,17 @@ def qr(
 
 
 def reflect(
-    product: torch.Tensor, source: torch.Tensor | None, packed: torch.Tensor, taus: torch.Tensor, ascending: bool
+    product: torch.Tensor,
+    source: torch.Tensor | None,
+    packed: torch.Tensor,
+    taus: torch.Tensor,
+    ascending: bool,
+    signed: bool = False,
 ) -> None:
-    """Write Q C, or if `ascending` Q^T C, for the product Q of reflectors. Without `source` C is the identity."""
+    """Write Q C, or if `ascending` Q^T C, for the product Q of reflectors. Without `source` C is the identity.
+
+    If `signed`, columns of the identity have the signs of R's diagonal, so that those of A = Q R are not negative.
+    """
     *shape, n_rows, n_columns = product.shape
     batch, operands = over_batch(shape, (product, 2), (packed, 2), (taus, 1), (source, 2))
     if not batch.n_matrices * n_rows * n_columns:
@@ -133,6 +144,45 @@ def reflect(
     grid = _programs(batch.n_matrices, tile.matrices) * _programs(n_columns, tile.columns)
     apply_reflectors[(grid,)](
         *(*operands, batch.sizes, batch.n_matrices, n_rows, n_columns, taus.shape[-1]),
-        META=ReflectorMeta(meta, source is None, ascending),
+        META=ReflectorMeta(meta, source is None, ascending, signed),
+        num_warps=tile.num_warps,
+    )
+
+
+def eigh(values: torch.Tensor, vectors: torch.Tensor | None, failed: torch.Tensor, source: torch.Tensor) -> None:
+    """Write the eigenvalues and eigenvectors of symmetric matrices, of which the lower triangle is read.
+
+    `failed`, one int64, becomes -1 if a matrix has none.
+    """
+    *shape, n, _ = source.shape
+    batch, (value, vector, a) = over_batch(shape, (values, 1), (vectors, 2), (source, 2))
+    tile = rotated_matrices(n, n, batch.n_matrices, source.dtype)
+    meta = TileMeta.of(tile, (vectors, source))
+    factor_symmetric[(_programs(batch.n_matrices, tile.matrices),)](
+        *(value, vector, failed, a, batch.sizes, batch.n_matrices, n),
+        META=JacobiMeta.of(meta, vectors is not None, source.dtype),
+        num_warps=tile.num_warps,
+    )
+
+
+def svd(
+    values: torch.Tensor,
+    product: torch.Tensor | None,
+    right: torch.Tensor | None,
+    failed: torch.Tensor,
+    source: torch.Tensor,
+) -> None:
+    """Write S of A = U S V^T, V, and a multiple of A V. A has at least as many rows as columns.
+
+    `failed`, one int64, becomes -1 if a matrix has none.
+    """
+    *shape, n_rows, n_columns = source.shape
+    batch, operands = over_batch(shape, (values, 1), (product, 2), (right, 2), (source, 2))
+    value, columns, vectors, a = operands
+    tile = rotated_matrices(n_rows, n_columns, batch.n_matrices, source.dtype)
+    meta = TileMeta.of(tile, (product, right, source))
+    orthogonalize_columns[(_programs(batch.n_matrices, tile.matrices),)](
+        *(value, columns, vectors, failed, a, batch.sizes, batch.n_matrices, n_rows, n_columns),
+        META=JacobiMeta.of(meta, right is not None, source.dtype),
         num_warps=tile.num_warps,
     )

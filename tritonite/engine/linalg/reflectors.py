@@ -20,11 +20,13 @@ class ReflectorMeta:
     tile: the matrices, rows and columns of a program, a `TileMeta`.
     identity: the columns are those of the identity, and not read.
     ascending: the first reflector is applied first, which multiplies by the transpose of Q = H_1 H_2 ...
+    signed: columns of the identity have the signs of the diagonal above the reflectors.
     """
 
     tile: Any
     identity: bool
     ascending: bool
+    signed: bool = False
 
 
 @libentry()
@@ -47,6 +49,10 @@ def apply_reflectors(
     else:
         given = pointers(begin(source, index, sizes), row, column, source.row, source.column, meta.index)
         x = tl.load(given, mask=inside, other=0)
+    if facts.signed:
+        on_diagonal = pointers(begin(packed, index, sizes), column, column, packed.row, packed.column, meta.index)
+        diagonal = tl.load(on_diagonal, mask=exists[:, None, None] & (column < n_reflectors), other=0)
+        x = tl.where(diagonal < 0, -x, x)
     row_step, column_step = tl.full((), packed.row, meta.index), tl.full((), packed.column, meta.index)
     lines = begin(packed, index, sizes)[:, None] + line.to(meta.index) * row_step
     scales = begin(taus, index, sizes)

@@ -24,6 +24,9 @@ class LinalgTable(NamedTuple):
     most_warps: warps of the largest program.
     right_hand_sides: most columns of a block of right-hand sides.
     least_batch: for sides of a tile, the fewest matrices for which ATen is not expected to be faster.
+    most_rotated: the most columns that Jacobi's methods rotate, which hold two tiles in registers.
+    rotated_bytes: `warp_bytes` of Jacobi's methods.
+    least_rotated: `least_batch` of Jacobi's methods, by the number of columns.
     """
 
     largest: int = 128
@@ -32,6 +35,9 @@ class LinalgTable(NamedTuple):
     most_warps: int = 16
     right_hand_sides: int = 32
     least_batch: tuple[tuple[int, int], ...] = ((32, 1), (64, 8), (128, 32))
+    most_rotated: int = 64
+    rotated_bytes: int = 2048
+    least_rotated: tuple[tuple[int, int], ...] = ((32, 1), (64, 8))
 
 
 LINALG: dict[str, LinalgTable] = dict.fromkeys(devices.KINDS, LinalgTable())
@@ -62,28 +68,50 @@ def check_size(rows: int, columns: int, dtype: torch.dtype) -> None:
         )
 
 
+def check_rotated_size(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Decline matrices larger than a tile, or with more columns than Jacobi's methods rotate."""
+    check_size(rows, columns, dtype)
+    most = linalg_table().most_rotated
+    if columns > most:
+        raise Decline(f"matrices of {rows} by {columns}; up to {most} columns are rotated")
+
+
+def _too_few(bounds: tuple[tuple[int, int], ...], side: int, n_matrices: int) -> bool:
+    return 0 < n_matrices < next((count for largest, count in bounds if side <= largest), 1)
+
+
 def aten_is_faster(rows: int, columns: int, n_matrices: int) -> bool:
     """Return whether a batch has too few matrices of this size to be worth a launch."""
-    side = max(rows, columns)
-    least = next((count for largest, count in linalg_table().least_batch if side <= largest), 1)
-    return 0 < n_matrices < least
+    return _too_few(linalg_table().least_batch, max(rows, columns), n_matrices)
 
 
-def whole_matrices(rows: int, columns: int, n_matrices: int, dtype: torch.dtype) -> Tile:
+def aten_rotates_faster(columns: int, n_matrices: int) -> bool:
+    """Return whether a batch has too few matrices with this number of columns to be worth rotating."""
+    return _too_few(linalg_table().least_rotated, columns, n_matrices)
+
+
+def whole_matrices(rows: int, columns: int, n_matrices: int, dtype: torch.dtype, warp_bytes: int = 0) -> Tile:
     """Return the tile that holds whole matrices: as many small ones as fill a warp, or as many warps as one needs.
 
-    In invariant mode the tile depends on a matrix alone, because the order of a sum depends on the layout of the tile.
+    `warp_bytes` are those of a warp's tile, by default the table's. In invariant mode the tile depends on a matrix
+    alone, because the order of a sum depends on the layout of the tile.
     """
     table = linalg_table()
     rows, columns = max(_LEAST_SIDE, power_of_2(rows)), max(_LEAST_SIDE, power_of_2(columns))
     size = rows * columns * dtype.itemsize
-    matrices = max(1, table.warp_bytes // size)
+    warp_bytes = warp_bytes or table.warp_bytes
+    matrices = max(1, warp_bytes // size)
     if not settings().invariant:
         matrices = min(matrices, power_of_2(n_matrices))
-    return Tile(matrices, rows, columns, min(table.most_warps, max(1, matrices * size // table.warp_bytes)))
+    return Tile(matrices, rows, columns, min(table.most_warps, max(1, matrices * size // warp_bytes)))
 
 
 def right_hand_sides(rows: int, columns: int, n_matrices: int, dtype: torch.dtype) -> Tile:
     """Return the tile that holds all rows and a block of columns of right-hand sides."""
     most = linalg_table().right_hand_sides
     return whole_matrices(rows, most if settings().invariant else min(columns, most), n_matrices, dtype)
+
+
+def rotated_matrices(rows: int, columns: int, n_matrices: int, dtype: torch.dtype) -> Tile:
+    """Return the tile that holds whole matrices and as many numbers of vectors."""
+    return whole_matrices(rows, columns, n_matrices, dtype, linalg_table().rotated_bytes)

@@ -27,6 +27,11 @@ def _calls(dtype: torch.dtype, n: int) -> Iterator[tuple[str, tuple[Any, ...], d
     yield "linalg_lu_solve", (x, pivots, x), {"adjoint": True}
     yield "linalg_inv_ex", (x,), {}
     yield "linalg_qr", (x,), {}
+    rotated = x[:, :64, :64]
+    yield "_linalg_eigh", (rotated,), {}
+    yield "_linalg_eigh", (rotated, "U", False), {}
+    yield "_linalg_svd", (rotated, True), {}
+    yield "_linalg_svd", (rotated, False, False), {}
     yield "ormqr", (x, x[..., 0], x), {}
 
 

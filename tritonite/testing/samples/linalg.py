@@ -28,7 +28,7 @@ facts.may_decline(
 
 
 @facts.layouts(*_PACKETS)
-def _batches(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
+def batches(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
     """Yield batches of matrices, tall, wide, by columns, of one element, and without any."""
     for label, shape in {
         "batch": (2, 3, 4, 4),
@@ -44,13 +44,13 @@ def _batches(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
     yield "batch in between", [make(4, 3, 4).transpose(0, 1) for _ in range(4)]
 
 
-def _finite(tensors: facts.Tensors) -> torch.Tensor | None:
+def finite(tensors: facts.Tensors) -> torch.Tensor | None:
     """Return the first tensor if it has finite matrices in a dtype that ATen serves, and None otherwise."""
     x = tensors[0]
     return x if x.dtype in FULL_FLOATS and x.dim() >= 2 and bool(x.isfinite().all()) else None
 
 
-def _square(x: torch.Tensor) -> torch.Tensor:
+def square(x: torch.Tensor) -> torch.Tensor:
     """Return the leading square block of matrices, a view."""
     n = min(x.shape[-2:])
     return x[..., :n, :n]
@@ -58,71 +58,71 @@ def _square(x: torch.Tensor) -> torch.Tensor:
 
 def _positive(x: torch.Tensor) -> torch.Tensor:
     """Return positive definite matrices of the size of the leading square blocks, with strides as theirs."""
-    x = _square(x)
+    x = square(x)
     made = x @ x.mT / 4 + torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     return torch.empty_like(x).copy_(made)
 
 
 def _factor(x: torch.Tensor) -> torch.Tensor:
     """Return lower factors whose diagonals are at least 1; the upper triangle has other numbers."""
-    own = _square(x)
+    own = square(x)
     return own / 4 + torch.diag_embed(1 + own.diagonal(dim1=-2, dim2=-1).abs())
 
 
 @facts.arguments("linalg_cholesky_ex")
 def _definite(tensors: facts.Tensors) -> dict[str, Any] | None:
-    x = _finite(tensors)
+    x = finite(tensors)
     return None if x is None else {"self": _positive(x), "check_errors": False}
 
 
 @facts.arguments("_cholesky_solve_helper")
 def _solved_by_cholesky(tensors: facts.Tensors) -> dict[str, Any] | None:
-    x = _finite(tensors)
+    x = finite(tensors)
     return None if x is None else {"self": x[..., : min(x.shape[-2:]), :], "A": _factor(x)}
 
 
 @facts.arguments("cholesky_inverse")
 def _inverted(tensors: facts.Tensors) -> dict[str, Any] | None:
-    x = _finite(tensors)
+    x = finite(tensors)
     return None if x is None else {"self": _factor(x)}
 
 
 @facts.arguments("linalg_solve_triangular")
 def _triangles(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return triangles, and right-hand sides, which fit on either side where there are as many columns as rows."""
-    x = _finite(tensors)
+    x = finite(tensors)
     return None if x is None else {"self": _factor(x), "B": x[..., : min(x.shape[-2:]), :]}
 
 
 @facts.arguments("triangular_solve")
 def _right_of_triangles(tensors: facts.Tensors) -> dict[str, Any] | None:
-    x = _finite(tensors)
+    x = finite(tensors)
     return None if x is None else {"self": x[..., : min(x.shape[-2:]), :], "A": _factor(x)}
 
 
 @facts.arguments("linalg_lu_factor_ex", "linalg_lu")
 def _any_matrices(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return matrices of any shape; without pivoting ATen raises on a CPU."""
-    x = _finite(tensors)
+    x = finite(tensors)
     return None if x is None else {"A": x, "pivot": True, "check_errors": False}
 
 
 @facts.arguments("linalg_inv_ex", "_linalg_det", "_linalg_slogdet")
 def _square_matrices(tensors: facts.Tensors) -> dict[str, Any] | None:
-    x = _finite(tensors)
-    return None if x is None else {"A": _square(x), "check_errors": False}
+    x = finite(tensors)
+    return None if x is None else {"A": square(x), "check_errors": False}
 
 
 @facts.arguments("_linalg_solve_ex")
 def _equations(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return square matrices, and right-hand sides, which fit on either side if there are as many columns as rows."""
-    x = _finite(tensors)
-    return None if x is None else {"A": _square(x), "B": x[..., : min(x.shape[-2:]), :], "check_errors": False}
+    x = finite(tensors)
+    return None if x is None else {"A": square(x), "B": x[..., : min(x.shape[-2:]), :], "check_errors": False}
 
 
 @facts.arguments("lu_unpack")
 def _packed(tensors: facts.Tensors) -> dict[str, Any] | None:
-    x = _finite(tensors)
+    x = finite(tensors)
     if x is None:
         return None
     factors, pivots, _ = torch.linalg.lu_factor_ex(x)
@@ -131,10 +131,10 @@ def _packed(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.arguments("linalg_lu_solve")
 def _solved_by_lu(tensors: facts.Tensors) -> dict[str, Any] | None:
-    x = _finite(tensors)
+    x = finite(tensors)
     if x is None:
         return None
-    factors, pivots, _ = torch.linalg.lu_factor_ex(_square(x))
+    factors, pivots, _ = torch.linalg.lu_factor_ex(square(x))
     return {"LU": factors, "pivots": pivots, "B": x[..., : min(x.shape[-2:]), :]}
 
 
@@ -150,20 +150,20 @@ def _existing_rows(arguments: dict[str, Any]) -> dict[str, Any]:
 @facts.arguments("linalg_qr")
 def _factored_by_qr(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return matrices of any shape, in a mode that differs between layouts."""
-    x = _finite(tensors)
+    x = finite(tensors)
     return None if x is None else {"A": x, "mode": _MODES[(x.dim() + x.shape[-1]) % 3]}
 
 
 @facts.arguments("geqrf")
 def _packed_by_qr(tensors: facts.Tensors) -> dict[str, Any] | None:
-    x = _finite(tensors)
+    x = finite(tensors)
     return None if x is None else {"self": x}
 
 
 @facts.arguments("linalg_householder_product")
 def _reflectors(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return the reflectors of tall matrices."""
-    x = _finite(tensors)
+    x = finite(tensors)
     if x is None:
         return None
     packed, taus = torch.geqrf(x if x.shape[-2] >= x.shape[-1] else x.mT)
@@ -173,21 +173,21 @@ def _reflectors(tensors: facts.Tensors) -> dict[str, Any] | None:
 @facts.arguments("ormqr")
 def _rotated(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return reflectors, and matrices which fit on either side if they are square."""
-    x = _finite(tensors)
+    x = finite(tensors)
     if x is None:
         return None
     packed, taus = torch.geqrf(x)
     return {"self": packed, "input2": taus, "input3": x}
 
 
-def _norm(x: torch.Tensor) -> torch.Tensor:
+def norm(x: torch.Tensor) -> torch.Tensor:
     return x.double().norm(dim=(-2, -1)) if x.numel() else x.new_zeros(x.shape[:-2]).double()
 
 
-def _units(error: torch.Tensor, scale: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def units(error: torch.Tensor, scale: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return the norm of errors in units of n * eps * scale, in the dtype's eps of results `like`."""
     unit = max(1, *like.shape[-2:]) * torch.finfo(like.dtype).eps * scale
-    return torch.where(_norm(error) == 0, 0.0, _norm(error) / unit)
+    return torch.where(norm(error) == 0, 0.0, norm(error) / unit)
 
 
 def _equal(error: torch.Tensor) -> torch.Tensor:
@@ -228,13 +228,13 @@ def _of_cholesky(
     lower, given = (factor.mT, self.mT) if upper else (factor, self)
     given = given.double().tril() + given.double().tril(-1).mT
     product = lower.double() @ lower.double().mT
-    found = [_units(product - given, _norm(given), factor), _equal(lower.triu(1))]
+    found = [units(product - given, norm(given), factor), _equal(lower.triu(1))]
     found = _unless_failed(found, info)
     if info and bool(info[0].any()):
         # The smallest eigenvalue of a matrix that failed is negative, or roundoff.
         finite = given.isfinite().flatten(-2).all(-1)
         least = torch.linalg.eigvalsh(torch.where(finite[..., None, None], given, 0.0)).amin(-1)
-        roundoff = 30 * given.shape[-1] * torch.finfo(factor.dtype).eps * _norm(given)
+        roundoff = 30 * given.shape[-1] * torch.finfo(factor.dtype).eps * norm(given)
         found.append(_must((info[0] == 0) | (least <= roundoff) | ~finite))
     return found
 
@@ -245,7 +245,7 @@ def _of_cholesky_solve(
 ) -> list[torch.Tensor]:
     (x,) = results
     lower = (A.mT if upper else A).double().tril()
-    return [_units(lower @ (lower.mT @ x.double()) - self, _norm(lower) ** 2 * _norm(x), x)]
+    return [units(lower @ (lower.mT @ x.double()) - self, norm(lower) ** 2 * norm(x), x)]
 
 
 @facts.residuals("cholesky_inverse")
@@ -253,7 +253,7 @@ def _of_cholesky_inverse(self: torch.Tensor, upper: bool = False, *, results: fa
     (x,) = results
     lower = (self.mT if upper else self).double().tril()
     one = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
-    return [_units(lower @ (lower.mT @ x.double()) - one, _norm(lower) ** 2 * _norm(x), x), _equal(x - x.mT)]
+    return [units(lower @ (lower.mT @ x.double()) - one, norm(lower) ** 2 * norm(x), x), _equal(x - x.mT)]
 
 
 def _triangle(x: torch.Tensor, upper: bool, unit: bool) -> torch.Tensor:
@@ -273,7 +273,7 @@ def _of_solve_triangular(
 ) -> list[torch.Tensor]:
     (x,) = results
     triangle, wide = _triangle(self, upper, unitriangular), x.double()
-    return [_units((triangle @ wide if left else wide @ triangle) - B, _norm(triangle) * _norm(x), x)]
+    return [units((triangle @ wide if left else wide @ triangle) - B, norm(triangle) * norm(x), x)]
 
 
 @facts.residuals("triangular_solve")
@@ -289,7 +289,7 @@ def _of_triangular_solve(
     x, copy = results
     triangle = _triangle(A, upper, unitriangular)
     triangle = triangle.mT if transpose else triangle
-    return [_units(triangle @ x.double() - self, _norm(triangle) * _norm(x), x), _equal(copy - A)]
+    return [units(triangle @ x.double() - self, norm(triangle) * norm(x), x), _equal(copy - A)]
 
 
 def _product(factors: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
@@ -303,7 +303,7 @@ def _of_factors(factors: torch.Tensor, pivots: torch.Tensor, x: torch.Tensor) ->
     lower = factors.tril(-1)[..., : min(factors.shape[-2:])]
     largest = 1 + 8 * torch.finfo(factors.dtype).eps
     return [
-        _units(_product(factors, pivots) - x, _norm(x), factors),
+        units(_product(factors, pivots) - x, norm(x), factors),
         _must((lower.abs() <= largest).flatten(-2).all(-1)),
     ]
 
@@ -323,7 +323,7 @@ def _of_lu_factor(A: torch.Tensor, *settings: Any, results: facts.Tensors, **nam
 def _of_lu(A: torch.Tensor, *settings: Any, results: facts.Tensors, **named: Any) -> list[torch.Tensor]:
     order, lower, upper = (x.double() for x in results)
     order = order if order.dim() > 1 else torch.eye(A.shape[-2], dtype=torch.float64, device=A.device)
-    found = [_units(order @ lower @ upper - A, _norm(A), results[1]), _equal(upper.tril(-1)), _equal(lower.triu(1))]
+    found = [units(order @ lower @ upper - A, norm(A), results[1]), _equal(upper.tril(-1)), _equal(lower.triu(1))]
     return [*found, _equal(lower.diagonal(dim1=-2, dim2=-1)[..., None] - 1)]
 
 
@@ -340,16 +340,16 @@ def _of_lu_solve(
     (x,) = results
     wide, matrices = x.double(), _product(LU, pivots)
     matrices = matrices.mT if adjoint else matrices
-    size = _norm(LU.double().tril(-1)) + LU.shape[-1] ** 0.5
-    scale = size * _norm(LU.double().triu()) * _norm(x)
-    return [_units((matrices @ wide if left else wide @ matrices) - B, scale, x)]
+    size = norm(LU.double().tril(-1)) + LU.shape[-1] ** 0.5
+    scale = size * norm(LU.double().triu()) * norm(x)
+    return [units((matrices @ wide if left else wide @ matrices) - B, scale, x)]
 
 
 @facts.residuals("linalg_inv_ex")
 def _of_inverse(A: torch.Tensor, *settings: Any, results: facts.Tensors, **named: Any) -> list[torch.Tensor]:
     x, *info = results
     one = torch.eye(A.shape[-1], dtype=torch.float64, device=A.device)
-    found = _unless_failed([_units(A.double() @ x.double() - one, _norm(A) * _norm(x), x)], info)
+    found = _unless_failed([units(A.double() @ x.double() - one, norm(A) * norm(x), x)], info)
     return [*found, *_justified(info, A)]
 
 
@@ -366,7 +366,7 @@ def _of_solve(
     vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
     x, right = (x[..., None], B[..., None]) if vector else (x, B)
     wide, matrices = x.double(), A.double()
-    found = [_units((matrices @ wide if left else wide @ matrices) - right, _norm(A) * _norm(x), x)]
+    found = [units((matrices @ wide if left else wide @ matrices) - right, norm(A) * norm(x), x)]
     if not others:
         return found
     factors, pivots, info = others
@@ -419,10 +419,10 @@ def _of_qr(A: torch.Tensor, mode: str = "reduced", *, results: facts.Tensors) ->
     q, r = (x.double() for x in results)
     if mode == "r":
         # R^T R = A^T A, in which errors are relative to the square of the norm.
-        return [_units(r.mT @ r - A.double().mT @ A.double(), _norm(A) ** 2, results[1]), _equal(r.tril(-1))]
+        return [units(r.mT @ r - A.double().mT @ A.double(), norm(A) ** 2, results[1]), _equal(r.tril(-1))]
     one = torch.eye(q.shape[-1], dtype=torch.float64, device=A.device)
-    orthogonal = _units(q.mT @ q - one, torch.ones_like(_norm(A)), results[0])
-    return [_units(q @ r - A, _norm(A), results[0]), orthogonal, _equal(r.tril(-1))]
+    orthogonal = units(q.mT @ q - one, torch.ones_like(norm(A)), results[0])
+    return [units(q @ r - A, norm(A), results[0]), orthogonal, _equal(r.tril(-1))]
 
 
 @facts.residuals("geqrf")
@@ -431,7 +431,7 @@ def _of_geqrf(self: torch.Tensor, *, results: facts.Tensors) -> list[torch.Tenso
     columns = packed.shape[-2]
     square = torch.nn.functional.pad(packed, (0, max(0, columns - packed.shape[-1])))[..., :columns]
     q = torch.linalg.householder_product(square, taus)
-    return [_units(q @ packed.triu() - self, _norm(self), results[0])]
+    return [units(q @ packed.triu() - self, norm(self), results[0])]
 
 
 def _growth(packed: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
@@ -441,7 +441,7 @@ def _growth(packed: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
 
 
 def _of_product(x: torch.Tensor, exact: torch.Tensor, growth: torch.Tensor) -> list[torch.Tensor]:
-    return [_units(x - exact, _norm(exact) * growth.clamp_min(1), x)]
+    return [units(x - exact, norm(exact) * growth.clamp_min(1), x)]
 
 
 @facts.residuals("linalg_householder_product")

@@ -1,0 +1,76 @@
+"""Eigenvalues and eigenvectors of a tile of symmetric matrices by Jacobi's method."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tritonite.engine.linalg.jacobi import (
+    normalized,
+    opponent,
+    ordered,
+    positions,
+    rotated_columns,
+    rotated_rows,
+    rotation,
+)
+from tritonite.engine.linalg.tile import begin, matrices_of, pointers
+from tritonite.language.order import wait_for_previous_launch
+from tritonite.runtime.libentry import libentry
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_matrices", "n"])
+def factor_symmetric(values, vectors, failed, source, sizes, n_matrices, n, META: tl.constexpr):
+    """Write L and V of A V = V L, where A is symmetric and its lower triangle is read.
+
+    `failed` becomes -1 if a matrix is not finite or needs too many sweeps. The tile has zeros in its diagonal, which is
+    a vector of its own, so that roundoff of elements off the diagonal is relative to them alone.
+    """
+    wait_for_previous_launch()
+    facts: tl.constexpr = META
+    meta: tl.constexpr = facts.tile
+    MATRICES: tl.constexpr = meta.matrices
+    SIDE: tl.constexpr = meta.rows
+    index, exists = matrices_of(tl.program_id(0), n_matrices, meta)
+    line = tl.arange(0, meta.rows)[None, :]
+    row, column = tl.arange(0, meta.rows)[None, :, None], tl.arange(0, meta.columns)[None, None, :]
+    inside = exists[:, None, None] & (row < n) & (column < n)
+    first = begin(source, index, sizes)
+    lower = pointers(first, tl.maximum(row, column), tl.minimum(row, column), source.row, source.column, meta.index)
+    tile, scale, finite = normalized(tl.load(lower, mask=inside, other=0))
+    diagonal = tl.sum(tl.where(row == column, tile, 0.0), 1)
+    tile = tl.where(row == column, 0.0, tile)
+    basis = tl.where(row == column, 1.0, tl.zeros((MATRICES, SIDE, SIDE), tile.dtype))
+    players = n + n % 2
+    sweep = 0
+    rest = tl.full((MATRICES,), 1, tl.int32)
+    while (sweep < facts.most_sweeps) & (tl.max(rest, 0) > 0):
+        largest = tl.zeros((MATRICES, SIDE), tile.dtype)
+        for step in range(players - 1):
+            met = tl.broadcast_to(opponent(line, step, players), (MATRICES, SIDE))
+            pairs = row == opponent(column, step, players)
+            product = tl.sum(tl.where(pairs, tile, 0.0), 1)
+            # A finished matrix stays as it is, so that results do not depend on other matrices of the tile.
+            product = tl.where(rest[:, None] > 0, 0.5 * (product + tl.gather(product, met, 1)), 0.0)
+            largest = tl.maximum(largest, tl.abs(product))
+            other = tl.gather(diagonal, met, 1)
+            tangent, cosine = rotation(product, diagonal, other, line < met)
+            moves = (rest[:, None] > 0) & (tl.maximum(line, met) < n)
+            stay, cross, diagonal = ordered(tangent, cosine, product, diagonal, other, line < met, moves)
+            tile = rotated_rows(rotated_columns(tile, met, stay, cross), met, stay, cross)
+            tile = tl.where(pairs | (row == column), 0.0, tile)
+            if facts.vectors:
+                basis = rotated_columns(basis, met, stay, cross)
+        rest = tl.max((largest > facts.tolerance).to(tl.int32), 1)
+        sweep += 1
+    position = positions(tl.where(line < n, diagonal, float("inf")))
+    step_value = tl.full((), values.row, meta.index)
+    target = begin(values, index, sizes)[:, None] + position.to(meta.index) * step_value
+    tl.store(target, diagonal * scale[:, None], mask=exists[:, None] & (line < n))
+    if facts.vectors:
+        order = position[:, None, :]
+        target = pointers(begin(vectors, index, sizes), row, order, vectors.row, vectors.column, meta.index)
+        tl.store(target, basis, mask=inside)
+    bad = exists & ((finite == 0) | (rest > 0))
+    tl.store(failed, -1, mask=tl.max(bad.to(tl.int32), 0) > 0)
