@@ -95,7 +95,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "_weight_int4pack_mm",
     ),
     NOT_LINALG: (
-        *("_linalg_eigh", "_linalg_eigvals", "_linalg_svd", "linalg_eig"),
+        *("_linalg_eigvals", "linalg_eig"),
         *("linalg_eigvals", "linalg_ldl_*", "linalg_lstsq", "linalg_pinv"),
     ),
     NOT_ATTENTION: (
