@@ -57,7 +57,10 @@ def factor_symmetric(values, vectors, failed, source, sizes, n_matrices, n, META
             other = tl.gather(diagonal, met, 1)
             tangent, cosine = rotation(product, diagonal, other, line < met)
             moves = (rest[:, None] > 0) & (tl.maximum(line, met) < n)
-            stay, cross, diagonal = ordered(tangent, cosine, product, diagonal, other, line < met, moves)
+            stay, cross, diagonal, change = ordered(
+                tangent, cosine, product, diagonal, other, line < met, moves, facts.tolerance
+            )
+            largest = tl.where(change, 1.0, largest)
             tile = rotated_rows(rotated_columns(tile, met, stay, cross), met, stay, cross)
             tile = tl.where(pairs | (row == column), 0.0, tile)
             if facts.vectors:

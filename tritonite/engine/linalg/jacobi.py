@@ -68,17 +68,19 @@ def rotation(product, own, other, first):
 
 
 @triton.jit
-def ordered(tangent, cosine, product, own, other, first, moves):
-    """Return (factor of own column, factor of the other, own diagonal element) of rotations of a pair.
+def ordered(tangent, cosine, product, own, other, first, moves, tolerance: tl.constexpr):
+    """Return (factor of own column, factor of the other, own diagonal element, change) of rotations of a pair.
 
     Where `moves`, the two columns change places if the second one would have the larger diagonal element, because
     Jacobi's methods converge faster if equal elements are neighbours (van Kempen, 1966).
+    Elements that differ by roundoff stay. A sweep with a `change` is not the last one, because some did not meet in it.
     """
     shift = tangent * product
     sine = tangent * cosine
     kept, given = own - shift, other + shift
-    change = moves & tl.where(first, kept < given, given < kept)
-    return tl.where(change, sine, cosine), tl.where(change, cosine, -sine), tl.where(change, given, kept)
+    margin = 16 * tolerance * (tl.abs(kept) + tl.abs(given))
+    change = moves & (tl.where(first, given - kept, kept - given) > margin)
+    return tl.where(change, sine, cosine), tl.where(change, cosine, -sine), tl.where(change, given, kept), change
 
 
 @triton.jit
