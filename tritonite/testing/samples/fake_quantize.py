@@ -24,7 +24,7 @@ _RANGE = {"quant_min": -8, "quant_max": 7, "grad_factor": 0.5}
 
 
 def _numbers(tensors: facts.Tensors, scale: Any, zero_point: Any, **others: Any) -> dict[str, Any]:
-    return _RANGE | {"self": tensors[0], "grad": tensors[1], "scale": scale, "zero_point": zero_point} | others
+    return _RANGE | {"self": tensors[0], "grad": tensors[-1], "scale": scale, "zero_point": zero_point} | others
 
 
 @facts.arguments("fake_quantize_per_tensor_affine_cachemask")
@@ -45,7 +45,7 @@ def _per_tensor_on_device(tensors: facts.Tensors) -> dict[str, Any]:
 def _learnable(tensors: facts.Tensors) -> dict[str, Any] | None:
     x = tensors[0]
     given = _numbers(tensors, *(torch.tensor([number], device=x.device) for number in (0.3, 1.5)))
-    return given | {"grad": tensors[1].expand(x.shape)}
+    return given | {"grad": tensors[-1].expand(x.shape)}
 
 
 @facts.arguments(*_CHANNELS)

@@ -39,10 +39,11 @@ def _targets(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Tensors | 
         target = order[:rows] * 7 % classes if x.dim() else order[0]
     else:
         target = labels.view(x.shape)
-    found = {"self": x, "target": target, "weight": tensors[3].flatten()[:1].expand(classes).contiguous()}
+    found = {"self": x, "target": target, "weight": tensors[-1].flatten()[:1].expand(classes).contiguous()}
     found["is_target"] = (order % 3 == 0).to(x.dtype).view(x.shape)
     each = reduction == 0 and (x.dim() > 1 if op.packet in _LABELS else x.dim() > 0)
-    found["grad_output"] = tensors[2].flatten()[:1].expand(rows) if each else tensors[2].flatten()[:1].sum()
+    grad = tensors[-1].flatten()[:1]
+    found["grad_output"] = grad.expand(rows) if each else grad.sum()
     return [found[name] for name in op.names if name in found]
 
 
