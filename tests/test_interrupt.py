@@ -13,9 +13,15 @@ from tritonite import cli
 from tritonite.testing import fuzz as fuzzer
 from tritonite.testing import verify as verification
 
-RUN = (
-    "import sys; from tritonite import cli; sys.argv = {arguments!r}; ready = open({pipe!r}, 'w')\n{patch}\ncli.main()"
-)
+# A shell's background jobs, and what they start, ignore SIGINT.
+RUN = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tritonite import cli
+sys.argv, ready = {arguments!r}, open({pipe!r}, "w")
+{patch}
+cli.main()
+"""
 # Says that a worker process has started, and then lets the fuzzer go on.
 FUZZ = """
 from tritonite.testing.fuzz import run

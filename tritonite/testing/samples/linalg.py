@@ -20,7 +20,7 @@ _PACKETS = (*_CHOLESKY, *_TRIANGULAR, *_LU, *_BY_LU, *_QR)
 _MODES = ("reduced", "complete", "r")
 facts.ZERO_SIGN_OF_ROUNDOFF.update(_PACKETS)
 facts.may_decline(
-    ("linalg.det", "linalg.lu_factor", "linalg.slogdet", "linalg.solve"),
+    ("linalg.cholesky", "linalg.det", "linalg.lu_factor", "linalg.slogdet", "linalg.solve"),
     ("out=",),
     "*output has another shape or dtype",
     "ATen's function passes empty outputs for the results that it does not return, and resizes them itself",
