@@ -14,7 +14,7 @@ from tritonite.engine.linalg.jacobi import (
     rotated_rows,
     rotation,
 )
-from tritonite.engine.linalg.tile import begin, matrices_of, pointers
+from tritonite.engine.linalg.tile import begin, matrices_of, pointers, vector_pointers
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
@@ -68,8 +68,7 @@ def factor_symmetric(values, vectors, failed, source, sizes, n_matrices, n, META
         rest = tl.max((largest > facts.tolerance).to(tl.int32), 1)
         sweep += 1
     position = positions(tl.where(line < n, diagonal, float("inf")))
-    step_value = tl.full((), values.row, meta.index)
-    target = begin(values, index, sizes)[:, None] + position.to(meta.index) * step_value
+    target = vector_pointers(begin(values, index, sizes), position, values.row, meta.index)
     tl.store(target, diagonal * scale[:, None], mask=exists[:, None] & (line < n))
     if facts.vectors:
         order = position[:, None, :]

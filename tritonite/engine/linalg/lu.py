@@ -9,7 +9,16 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.linalg.substitution import permutation
-from tritonite.engine.linalg.tile import BEYOND, begin, column_of, element_of, matrices_of, pointers, row_of
+from tritonite.engine.linalg.tile import (
+    BEYOND,
+    begin,
+    column_of,
+    element_of,
+    matrices_of,
+    pointers,
+    row_of,
+    vector_pointers,
+)
 from tritonite.language import libdevice
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
@@ -93,9 +102,8 @@ def factor_lu(factors, pivots, info, value, size, source, sizes, n_matrices, n_r
         target = pointers(begin(factors, index, sizes), stored, column, factors.row, factors.column, meta.index)
         tl.store(target, tile, mask=inside)
     if pivots.data is not None:
-        step = tl.full((), pivots.row, meta.index)
-        given = begin(pivots, index, sizes)[:, None] + line.to(meta.index) * step
-        tl.store(given, swaps, mask=exists[:, None] & (line < tl.minimum(n_rows, n_columns)))
+        target = vector_pointers(begin(pivots, index, sizes), line, pivots.row, meta.index)
+        tl.store(target, swaps, mask=exists[:, None] & (line < tl.minimum(n_rows, n_columns)))
     if info.data is not None:
         tl.store(begin(info, index, sizes), failed, mask=exists)
     if facts.determinant or facts.logarithm:

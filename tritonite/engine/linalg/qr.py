@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.linalg.tile import begin, column_of, element_of, matrices_of, pointers
+from tritonite.engine.linalg.tile import begin, column_of, element_of, matrices_of, pointers, vector_pointers
 from tritonite.language import libdevice
 from tritonite.language.math import square_root, true_divide
 from tritonite.language.order import wait_for_previous_launch
@@ -62,7 +62,7 @@ def factor_qr(packed, taus, triangle, source, sizes, n_matrices, n_rows, n_colum
         target = pointers(begin(packed, index, sizes), row, column, packed.row, packed.column, meta.index)
         tl.store(target, tile, mask=inside)
     if taus.data is not None:
-        target = begin(taus, index, sizes)[:, None] + line.to(meta.index) * tl.full((), taus.row, meta.index)
+        target = vector_pointers(begin(taus, index, sizes), line, taus.row, meta.index)
         tl.store(target, found, mask=exists[:, None] & (line < n_reflectors))
     if triangle.data is not None:
         target = pointers(begin(triangle, index, sizes), row, column, triangle.row, triangle.column, meta.index)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.linalg.jacobi import normalized, opponent, ordered, positions, rotated_columns, rotation
-from tritonite.engine.linalg.tile import begin, matrices_of, pointers
+from tritonite.engine.linalg.tile import begin, matrices_of, pointers, vector_pointers
 from tritonite.language.math import square_root
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
@@ -65,8 +65,7 @@ def orthogonalize_columns(
         sweep += 1
     norm = tl.sum(tile * tile, 1)
     position = positions(tl.where(line < n_columns, -norm, float("inf")))
-    step_value = tl.full((), values.row, meta.index)
-    target = begin(values, index, sizes)[:, None] + position.to(meta.index) * step_value
+    target = vector_pointers(begin(values, index, sizes), position, values.row, meta.index)
     tl.store(target, square_root(norm) * scale[:, None], mask=exists[:, None] & (line < n_columns))
     if facts.vectors:
         order = position[:, None, :]

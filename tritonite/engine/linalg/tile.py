@@ -34,6 +34,12 @@ def pointers(first, rows, columns, row_stride, column_stride, INDEX: tl.constexp
 
 
 @triton.jit
+def vector_pointers(first, positions, step, INDEX: tl.constexpr):
+    """Return pointers to elements of vectors, given their positions as a block of two dimensions."""
+    return first[:, None] + positions.to(INDEX) * tl.full((), step, INDEX)
+
+
+@triton.jit
 def column_of(tile, column, k):
     """Return column k of each matrix, (matrices, rows). `column` is the block of column indices, (1, 1, columns)."""
     return tl.sum(tl.where(column == k, tile, 0.0), 2)
