@@ -60,6 +60,15 @@ class _Work(NamedTuple):
     launch: Callable[[Config, _Launch], None]
 
 
+def _has_no_terms(x: torch.Tensor, out: torch.Tensor, epilogue: Epilogue) -> bool:
+    """Return whether a product has no results or sums no terms; in the second case write the epilogue alone."""
+    if out.numel() and x.shape[1]:
+        return False
+    if out.numel():
+        without_terms(epilogue, out, torch.float32)
+    return True
+
+
 def float8_product(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -83,8 +92,7 @@ def float8_product(
         product(x.unsqueeze(0), weight.t().unsqueeze(0), result, epilogue, Sums(blockwise=True))
         return
     epilogue = epilogue.expanded(result.shape)
-    if not x.shape[1]:
-        without_terms(epilogue, result, torch.float32)
+    if _has_no_terms(x, result, epilogue):
         return
     formats = tuple(["" if native else FLOAT8_NAMES[each.dtype] for each in (x, weight)])
     if not native:
@@ -147,12 +155,9 @@ def int4_product(
         out: (M, N).
         epilogue: a bias.
     """
-    if not out.numel():
-        return
     result = out.unsqueeze(0)
     epilogue = epilogue.expanded(result.shape)
-    if not x.shape[1]:
-        without_terms(epilogue, result, torch.float32)
+    if _has_no_terms(x, result, epilogue):
         return
     table = quantized_table()
 
@@ -182,12 +187,9 @@ def int4_product(
 
 def int8_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:
     """Write the epilogue of x @ weight.T into `out`, for floats x (M, K) and an int8 weight (N, K) of any strides."""
-    if not out.numel():
-        return
     result = out.unsqueeze(0)
     epilogue = epilogue.expanded(result.shape)
-    if not x.shape[1]:
-        without_terms(epilogue, result, torch.float32)
+    if _has_no_terms(x, result, epilogue):
         return
     table = quantized_table()
 
