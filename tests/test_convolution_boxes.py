@@ -28,6 +28,8 @@ LAYERS = {
     "small images": (48, 24, (2, 3), (3, 3), (1, 1), (1, 1)),
     "sequences": (32, 16, (37,), (5,), (2,), (1,)),
     "volumes": (32, 8, (3, 4, 5), (2, 3, 3), (1, 0, 1), (1, 1, 1)),
+    "one position": (32, 8, (1, 1), (3, 3), (1, 1), (1, 1)),
+    "one row": (40, 8, (1, 9), (1, 3), (0, 1), (1, 1)),
     "much padding": (32, 8, (3, 3), (5, 5), (5, 4), (1, 1)),
 }
 
@@ -151,6 +153,8 @@ def test_calls_that_are_not_served(launched, tile):
     assert served()
     assert served(x.contiguous())  # by a copy
     assert not served(out=out.contiguous())
+    assert not served(x[:1].expand_as(x))
+    assert not served(weight=weight[:, :, :1].expand_as(weight))
     assert not served(x.float(), weight.float(), out.float())
     assert not served(x[:, :31], weight[:, :31])
     assert not served(weight=weight[:9], out=out[:, :9])

@@ -14,14 +14,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritonite import devices
 from tritonite.engine.convolution import hopper
 from tritonite.engine.convolution.epilogue import Epilogue
-from tritonite.engine.convolution.meta import Axes, FilterStrides
-from tritonite.engine.convolution.problem import Problem, image_strides
+from tritonite.engine.convolution.meta import Axes, FilterStrides, ImageStrides
+from tritonite.engine.convolution.problem import Problem, image_strides, vector_multiple
 from tritonite.engine.convolution.table import BoxTile, table
 from tritonite.engine.gemm.kernels.hopper import in_shared_memory
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import fusion
 
-_CONSUMERS = 2
+_CONSUMERS = hopper.CONSUMERS.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,8 @@ def serves(problem: Problem, input: torch.Tensor, filters: torch.Tensor, axes: A
     It does for 16-bit floats, one group, a stride of 1, and rows of channels of whole 16 bytes. Dimensions of a filter
     have to follow each other in memory.
     """
+    inner = strides.channel == 1
+    size, contiguous = (problem.channels, "channel") if inner else (problem.columns, "column")
     return (
         bool(table().boxes)
         and problem.dtype.itemsize == 2
@@ -67,28 +69,24 @@ def serves(problem: Problem, input: torch.Tensor, filters: torch.Tensor, axes: A
         and problem.units == problem.merged == 1
         and problem.channels >= table().box_channels
         and all(axis.stride == 1 for axis in axes)
-        and _is_whole(input)
+        and _is_addressable(input, problem.channels, image_strides(input), "channel")
+        and _is_addressable(filters, size, strides, contiguous)
         and _taps_follow(strides, axes)
-        and (strides.channel == 1 or strides.column == 1)
-        and _filter_stride(strides, axes) % 8 == 0
-        and max(strides.channel, strides.column) % 8 == 0
-        and filters.data_ptr() % 16 == 0
     )
 
 
-def _is_whole(image: torch.Tensor) -> bool:
-    """Return whether channels are contiguous, and all other strides and the address whole 16 bytes."""
-    strides = image_strides(image)
-    others = [step for name, step in strides._asdict().items() if name != "channel"]
-    return strides.channel == 1 and image.data_ptr() % 16 == 0 and all(step % 8 == 0 for step in others)
+def _is_addressable(tensor: torch.Tensor, size: int, strides: ImageStrides | FilterStrides, contiguous: str) -> bool:
+    """Return whether TMA can address a tensor: `vector_multiple` is 16 bytes, and no dimension is expanded."""
+    expanded = 0 in [step for count, step in zip(tensor.shape, tensor.stride(), strict=True) if count > 1]
+    return not expanded and vector_multiple(tensor, size, strides, contiguous) == 16 // tensor.dtype.itemsize
 
 
 def serves_result(out: torch.Tensor, epilogue: Epilogue) -> bool:
-    """Return whether the kernel can store a result: TMA writes whole 16 bytes.
+    """Return whether the kernel can store a result.
 
     Activations make constants by Triton's functions, for which Gluon wants a layout.
     """
-    return epilogue.activation is None and _is_whole(out) and out.shape[1] % 8 == 0
+    return epilogue.activation is None and _is_addressable(out, out.shape[1], image_strides(out), "channel")
 
 
 def _filter_stride(strides: FilterStrides, axes: Axes) -> int:
@@ -159,7 +157,7 @@ def convolve(
     tiles_m, tiles_n = -(-boxes // _CONSUMERS), -(-columns // tile.block_n)
     programs = min(tiles_m * tiles_n, devices.multiprocessors(out.device))
     boxes_d, boxes_h, boxes_w = counts
-    walk = hopper.Walk(
+    walk = hopper.BoxWalk(
         boxes_d=boxes_d,
         boxes_h=boxes_h,
         boxes_w=boxes_w,

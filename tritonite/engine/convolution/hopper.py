@@ -28,7 +28,7 @@ from tritonite.runtime.libentry import libentry
 CONSUMERS = gl.constexpr(2)
 
 
-class Walk(NamedTuple):
+class BoxWalk(NamedTuple):
     """Boxes, taps and tiles that the warps of a program walk along.
 
     Along each dimension a tap reads at position + origin + tap * step.
@@ -188,7 +188,7 @@ def _multiply(results, buffers, walk, META: gl.constexpr, CONSUMER: gl.constexpr
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["images", "columns"])
+@gluon.jit
 def convolve_boxes(
     x,
     filters,
@@ -210,7 +210,7 @@ def convolve_boxes(
             column).
         bias: (columns,), contiguous, or None.
         residual, sums: addresses of tensors with the strides of the result, or None; sums go to `sums`, too.
-        walk: `Walk`.
+        walk: `BoxWalk`.
         strides, sizes: the result's `ImageStrides` and its sizes.
         META: `BoxMeta`.
     """

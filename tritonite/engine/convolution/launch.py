@@ -13,8 +13,8 @@ from tritonite.engine.convolution import boxes, depthwise, groups, product, sele
 from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue
 from tritonite.engine.convolution.filters import add_slices, filter_gradient_tile
 from tritonite.engine.convolution.forward import convolve_tile
-from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, ImageStrides, Strides
-from tritonite.engine.convolution.problem import Geometry, Problem, filter_strides, image_strides
+from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, Strides
+from tritonite.engine.convolution.problem import Geometry, Problem, filter_strides, image_strides, vector_multiple
 from tritonite.engine.convolution.table import Tile, table
 from tritonite.engine.gemm import work
 from tritonite.engine.gemm.launch import add_slices as add_partial_products
@@ -138,8 +138,8 @@ def filter_gradient(
     facts = _facts(problem, tile, axes, precision, input, grad)
     meta = FilterMeta(
         split=count > 1,
-        input_multiple=_multiple(input, problem.channels, image_strides(input), "channel"),
-        grad_multiple=_multiple(grad, problem.columns, image_strides(grad), "channel"),
+        input_multiple=vector_multiple(input, problem.channels, image_strides(input), "channel"),
+        grad_multiple=vector_multiple(grad, problem.columns, image_strides(grad), "channel"),
         input_inner=input.stride(1) == 1,
         out_inner=grad.stride(1) == 1,
         index=offset_type(input, grad, result),
@@ -263,9 +263,9 @@ def _launch(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Til
         merged=problem.merged,
         input_inner=input.stride(1) == 1,
         out_inner=out.stride(1) == 1,
-        input_multiple=_multiple(input, problem.channels, own, "channel"),
+        input_multiple=vector_multiple(input, problem.channels, own, "channel"),
         filters_inner=filters_inner,
-        filters_multiple=_multiple(filters, vector, strides, contiguous),
+        filters_multiple=vector_multiple(filters, vector, strides, contiguous),
         index=offset_type(input, filters, out),
         **_facts(problem, tile, axes, precision, input),
     )
@@ -281,17 +281,6 @@ def _launch(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Til
         META=meta,
         **_options(tile),
     )
-
-
-def _multiple(tensor: torch.Tensor, size: int, strides: ImageStrides | FilterStrides, contiguous: str) -> int:
-    """Return the elements, up to 16 bytes of them, that divide a tensor's address, `size` and all strides but one.
-
-    Returns 1 if the stride named `contiguous` is not 1.
-    """
-    given = strides._asdict()
-    if given.pop(contiguous) != 1 or tensor.data_ptr() % 16:
-        return 1
-    return math.gcd(16 // tensor.dtype.itemsize, size, *given.values())
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

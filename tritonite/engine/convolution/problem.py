@@ -112,3 +112,14 @@ def filter_strides(filters: torch.Tensor, groups: int, transposed: bool = False)
     first, second, *spatial = [0 if size == 1 else step for size, step in zip(sizes, filters.stride(), strict=True)]
     pair = (second, first) if transposed else (first, second)
     return FilterStrides(group, *pair, *spatial)
+
+
+def vector_multiple(tensor: torch.Tensor, size: int, strides: ImageStrides | FilterStrides, contiguous: str) -> int:
+    """Return the elements, up to 16 bytes of them, that divide a tensor's address, `size` and all strides but one.
+
+    Returns 1 if the stride named `contiguous` is not 1.
+    """
+    given = strides._asdict()
+    if given.pop(contiguous) != 1 or tensor.data_ptr() % 16:
+        return 1
+    return math.gcd(16 // tensor.dtype.itemsize, size, *given.values())

@@ -13,6 +13,11 @@ from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.work import Sums
 
 
+def is_product(filters: torch.Tensor, geometry: Geometry) -> bool:
+    """Return whether a convolution is a matrix product at every position: its filters have one tap."""
+    return geometry.is_pointwise and math.prod(filters.shape[2:]) == 1
+
+
 def multiply(
     input: torch.Tensor,
     filters: torch.Tensor,
@@ -27,7 +32,7 @@ def multiply(
     Returns False, with nothing written, if filters have more taps or steps, a tensor is no matrix, or the epilogue has
     a second addend or stores sums. The choice of the form does not depend on N.
     """
-    if not (geometry.is_pointwise and math.prod(filters.shape[2:]) == 1):
+    if not is_product(filters, geometry):
         return False
     residual = epilogue.residual
     if epilogue.sums is not None or (bias is not None and residual is not None):
@@ -57,7 +62,7 @@ def multiply_filters(
     input: torch.Tensor, grad: torch.Tensor, out: torch.Tensor, geometry: Geometry, precision: str
 ) -> bool:
     """Write the gradient of one-tap filters to `out`, (columns, C, 1, 1, 1). Returns False as `multiply` does."""
-    if not (geometry.is_pointwise and math.prod(out.shape[2:]) == 1):
+    if not is_product(out, geometry):
         return False
     rows, by_rows = _rows(input), _rows(grad)
     if rows is None or by_rows is None or not rows.shape[0]:

@@ -5,6 +5,7 @@ import triton
 from tritonite.dtypes import opmath
 from tritonite.engine.convolution import launch, select
 from tritonite.engine.convolution.epilogue import NO_EPILOGUE
+from tritonite.engine.convolution.product import is_product
 from tritonite.engine.iteration import is_dense
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction
@@ -32,7 +33,7 @@ def _decline_if_aten_is_faster(call, out, precision, gradient=False):
         channels_last=call.input.stride(1) == 1,
         gradient=gradient,
         patches=not call.transposed and stride == taps and not any(padding) and set(dilation) == {1},
-        pointwise=call.geometry.is_pointwise and set(taps) == {1},
+        pointwise=is_product(call.weight, call.geometry),
         sequence=call.dims == 1,
     )
     decline_if_slower(select.aten_is_faster(call.problem(out), kind))
@@ -71,7 +72,7 @@ def backward(call, grad_output, output_mask, outs, precision, backend=None):
     by_input, by_weight, by_bias = outs
     _decline_if_aten_is_faster(call, grad_output, precision, gradient=True)
     grad, image, filters = volume(grad_output), volume(input), volume(weight)
-    if all(output_mask[:2]) and not (geometry.is_pointwise and filters[0, 0].numel() == 1):
+    if all(output_mask[:2]) and not is_product(filters, geometry):
         # Both gradients read one copy.
         grad = launch.channels_last(grad, call.problem(grad_output))
     if by_input is not None:
