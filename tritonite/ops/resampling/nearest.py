@@ -81,7 +81,8 @@ def _backward(grad_output, output_size, input_size, scales, exact, outs):
     if _copies(resampling):
         move(grad_output, out)
         return (out,)
-    decline_if_slower(not out.numel() <= grad_output.numel() < _MANY_TERMS * out.numel())
+    terms = grad_output.numel() / max(1, out.numel())
+    decline_if_slower(terms < 1 or terms >= _MANY_TERMS)
     shift = 0.5 if exact else 0.0
     # ATen's GPU kernels find the outputs from the inverse scale, its CPU kernels from the forward scale.
     adjoint = aten.on_cpu()
