@@ -27,6 +27,7 @@ class LinalgTable(NamedTuple):
     most_rotated: the most columns that Jacobi's methods rotate, which hold two tiles in registers.
     rotated_bytes: `warp_bytes` of Jacobi's methods.
     least_rotated: `least_batch` of Jacobi's methods, by the number of columns.
+    measured: the two bounds have been measured. Until then ATen serves all batches unless `faster_only` is off.
     """
 
     largest: int = 128
@@ -38,6 +39,7 @@ class LinalgTable(NamedTuple):
     most_rotated: int = 64
     rotated_bytes: int = 2048
     least_rotated: tuple[tuple[int, int], ...] = ((32, 1), (64, 8))
+    measured: bool = False
 
 
 LINALG: dict[str, LinalgTable] = dict.fromkeys(devices.KINDS, LinalgTable())

@@ -9,10 +9,20 @@ import torch
 
 from tritonite.dtypes import FULL_FLOATS
 from tritonite.engine.iteration import broadcast_shape, contiguous_strides
-from tritonite.engine.linalg.table import aten_is_faster, aten_rotates_faster, check_rotated_size, check_size
+from tritonite.engine.linalg.table import (
+    aten_is_faster,
+    aten_rotates_faster,
+    check_rotated_size,
+    check_size,
+    linalg_table,
+)
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.runtime.contract import decline_if_slower, empty_strided
+
+
+def _decline_if_slower(slower: bool) -> None:
+    decline_if_slower(slower or not linalg_table().measured)
 
 
 def check_matrices(*tensors: torch.Tensor, square: bool = False) -> None:
@@ -37,21 +47,21 @@ def check_factored(*tensors: torch.Tensor) -> None:
     for x in tensors:
         rows, columns = x.shape[-2:]
         check_size(rows, columns, x.dtype)
-        decline_if_slower(aten_is_faster(rows, columns, math.prod(x.shape[:-2])))
+        _decline_if_slower(aten_is_faster(rows, columns, math.prod(x.shape[:-2])))
 
 
 def check_rotated(x: torch.Tensor) -> None:
     """Decline matrices whose columns do not fit a tile, and batches for which ATen is expected to be faster."""
     rows, columns = x.shape[-2:]
     check_rotated_size(rows, columns, x.dtype)
-    decline_if_slower(aten_rotates_faster(columns, math.prod(x.shape[:-2])))
+    _decline_if_slower(aten_rotates_faster(columns, math.prod(x.shape[:-2])))
 
 
 def check_solved(right: torch.Tensor) -> None:
     """Decline right-hand sides with more rows than a tile, and batches for which ATen is expected to be faster."""
     n = right.shape[-2]
     check_size(n, 1, right.dtype)
-    decline_if_slower(aten_is_faster(n, 1, math.prod(right.shape[:-2])))
+    _decline_if_slower(aten_is_faster(n, 1, math.prod(right.shape[:-2])))
 
 
 def refuse_errors(check_errors: bool) -> None:
