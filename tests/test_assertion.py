@@ -15,9 +15,11 @@ def test_elements_that_are_not_0(value):
     for element in (x, x.view(1), x.view(1, 1)):
         ops["_assert_async"](element)
         ops["_assert_async.msg"](element, "a message")
-        token = torch.ones(2, device=tritonite.device)
-        copy = ops["_functional_assert_async.msg"](element, "a message", token)
-        assert torch.equal(copy, token) and copy.data_ptr() != token.data_ptr()
+        # ATen has the functional form on CPUs alone.
+        if functional := ops.get("_functional_assert_async.msg"):
+            token = torch.ones(2, device=tritonite.device)
+            copy = functional(element, "a message", token)
+            assert torch.equal(copy, token) and copy.data_ptr() != token.data_ptr()
 
 
 @pytest.mark.skipif(tritonite.device != "cpu", reason="a failed assertion on a GPU ends the process")

@@ -111,13 +111,14 @@ def test_sizes_of_heads(D, V):
     _check(*_operands(S=17, T=19, D=D, V=V))
 
 
-@pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (32, 32)), (80, 16, (128, 64)), (8, 256, (128, 256))])
-def test_narrow_heads_with_wide_ones_are_padded(D, V, blocks):
+@pytest.mark.parametrize(("D", "V"), [(16, 16), (80, 16), (8, 256)])
+def test_narrow_heads_with_wide_ones_are_padded(D, V):
     """Products on Hopper need 32 columns, and tiles of one kernel similar sizes."""
     query, key, value = _operands(D=D, V=V)
     work = Problem(query, key, value, None, None, False, 0, "ieee")
     meta = work.meta(work.tiles.key)
-    assert (meta.block_d, meta.block_v) == blocks
+    narrow, wide = sorted((meta.block_d, meta.block_v))
+    assert meta.block_d >= D and meta.block_v >= V and 32 <= narrow and wide <= 2 * narrow
 
 
 @pytest.mark.parametrize("causal", [False, True])

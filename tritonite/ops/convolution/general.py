@@ -1,9 +1,12 @@
 """The operators behind `torch.conv1d` to `torch.conv_transpose3d`, `torch.conv_tbc`, and their gradients."""
 
+import torch
+
 from tritonite.dtypes import FLOATS
 from tritonite.engine.convolution import launch
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.convolution.call import Call, precision, sizes_of, volume
 from tritonite.ops.convolution.compute import backward, forward
 from tritonite.ops.matmul import precision_of
@@ -34,6 +37,8 @@ def _convolution(
     allow_tf32,
     outs=(),
 ):
+    if not aten.on_cpu() and cudnn_enabled != torch.backends.cudnn.enabled:
+        raise Decline(f"cudnn_enabled={cudnn_enabled} unlike torch.backends.cudnn, which decides the result's layout")
     call = Call(input, weight, sizes_of(bias), stride, padding, dilation, transposed, output_padding, groups)
     return forward(call, bias, outs, precision(input.dtype, allow_tf32))
 

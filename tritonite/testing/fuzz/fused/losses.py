@@ -183,8 +183,8 @@ def _preference(drawer: Drawer, name: str) -> FusedCall:
     if name in ("linear_orpo", "linear_grpo"):
         # A completion without targets has the probability 1, whose odds are infinite.
         target = drawer.laid(drawer.integers(max(2, classes), leading).clamp(max=classes - 1))
-    if name == "linear_orpo":
-        # Odds of completions that are almost certain are roundoff.
+    if name == "linear_orpo" or dtype.itemsize == 2:
+        # Odds of completions that are almost certain are roundoff, and so are differences of large 16-bit logits.
         weight = drawer.laid((drawer.fractions(weight.shape) - 0.5).to(dtype), 0.8)
     given: dict[str, Any] = {"input": input, "weight": weight, "target": target, "bias": bias}
     given |= _PREFERENCE[name](drawer, leading, classes, dtype)
