@@ -45,7 +45,11 @@ def _labels(op, dtype):
         return None
     layouts = LAYOUTS[::2] if op.out_names else LAYOUTS
     taken, met = [], set()
-    for sample in samples(op, dtype, tritonite.device):
+    own = list(samples(op, dtype, tritonite.device))
+    if not any(sample.label.partition(" ")[0] in LAYOUTS for sample in own):
+        # All of its layouts are the family's own.
+        return [glob.escape(sample.label) for sample in own]
+    for sample in own:
         layout, _, variant = sample.label.partition(" ")
         values = {("layout", layout), ("variant", variant)}
         if layout in layouts and not values <= met and verify.by_aten(op, sample) is not None:

@@ -207,8 +207,10 @@ def test_checkpointing(device):
     x = torch.randn(4, 8, device=device, requires_grad=True)
     w = torch.randn(8, 8, device=device, requires_grad=True)
     again = compiled(function)
+    # On a GPU AOTAutograd draws the random numbers of checkpointed functions in another way than eager execution.
+    reference = function if device == "cpu" else torch.compile(function, backend="aot_eager")
     for _ in range(3):
-        for actual, wanted in zip(run(again, (x, w)), run(function, (x, w)), strict=True):
+        for actual, wanted in zip(run(again, (x, w)), run(reference, (x, w)), strict=True):
             for found, expected in zip(actual, wanted, strict=True):
                 torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -47,8 +47,8 @@ def test_a_training_step(name, fuse):
         if not fuse:
             assert torch.equal(found[0].loss, traced[0].loss) and torch.equal(found[0].logits, traced[0].logits)
             assert equal(named(found[1]), named(traced[1]))
-        # Models with experts take another path while they are compiled.
-        reference = traced if name == "mixtral" else eager
+        # Models with experts take another path while they are compiled, and on a GPU BERT's dropout draws other numbers.
+        reference = traced if name == "mixtral" or (name == "bert" and tritonite.device == "cuda") else eager
         close([found[0].loss, found[0].logits], [reference[0].loss, reference[0].logits])
         close(named(found[1]), named(reference[1]))
     assert all(not graph.reasons and graph.replayed == 1 for graph in backend.graphs)
@@ -102,16 +102,19 @@ def test_a_small_resnet(device, fuse):
 @pytest.mark.parametrize("fuse", (False, True), ids=("separate", "fused"))
 def test_many_shapes_of_a_model_without_a_recompilation(fuse):
     model = tiny_models.make("llama").eval()
-    compiled = torch.compile(model, backend="tritonite", dynamic=True, fullgraph=True, options={"fuse": fuse})
     draw = random.Random(5)
-    torch._dynamo.utils.counters.clear()
+    shapes = [(draw.randrange(2, 5), draw.randrange(3, 40 if FULL else 12)) for _ in range(24 if FULL else 4)]
+    given = [torch.randint(3, 64, shape, device=tritonite.device) for shape in shapes]
+    traced = torch.compile(model, backend="aot_eager", dynamic=True)
     with torch.no_grad(), tritonite.use_gems():
-        for _ in range(24 if FULL else 4):
-            shape = draw.randrange(2, 5), draw.randrange(3, 40 if FULL else 12)
-            ids = torch.randint(3, 64, shape, device=tritonite.device)
-            found, wanted = compiled(input_ids=ids).logits, model(input_ids=ids).logits
-            close(found, wanted)
-            assert fuse or torch.equal(found, wanted)
+        expected = [traced(input_ids=ids).logits for ids in given]
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="tritonite", dynamic=True, fullgraph=True, options={"fuse": fuse})
+        torch._dynamo.utils.counters.clear()
+        for ids, bits in zip(given, expected, strict=True):
+            found = compiled(input_ids=ids).logits
+            close(found, model(input_ids=ids).logits)
+            assert fuse or torch.equal(found, bits)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     (graph,) = backend.graphs
     assert graph.recorded == len(graph.plans) and not graph.interpreted

@@ -208,6 +208,7 @@ class _Worker:
         self.process.join()
 
 
+@without_tf32()
 def _work(
     connection: Any, chosen: Chosen, seed: int, index: int, step: int, turns: int | None, turn: int, alone: bool
 ) -> None:
