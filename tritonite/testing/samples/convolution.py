@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tritonite.dtypes import FLOATS
 from tritonite.ops.convolution.call import precision
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
@@ -114,7 +115,7 @@ def _exact(arguments: dict[str, Any]) -> dict[str, Any]:
     differ in whether they do.
     """
     weight = arguments.get("weight")
-    if isinstance(weight, torch.Tensor) and weight.is_floating_point() and not weight.isfinite().all():
+    if isinstance(weight, torch.Tensor) and weight.dtype in FLOATS and not weight.isfinite().all():
         arguments = arguments | {"weight": weight.nan_to_num(1.0, 1.0, -1.0)}
     return arguments | ({"allow_tf32": False} if "allow_tf32" in arguments else {})
 
