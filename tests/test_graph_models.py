@@ -47,7 +47,7 @@ def test_a_training_step(name, fuse):
         if not fuse:
             assert torch.equal(found[0].loss, traced[0].loss) and torch.equal(found[0].logits, traced[0].logits)
             assert equal(named(found[1]), named(traced[1]))
-        # Models with experts take another path while they are compiled, and on a GPU BERT's dropout draws other numbers.
+        # Models with experts take another path while compiled, and on a GPU BERT's dropout draws other numbers.
         reference = traced if name == "mixtral" or (name == "bert" and tritonite.device == "cuda") else eager
         close([found[0].loss, found[0].logits], [reference[0].loss, reference[0].logits])
         close(named(found[1]), named(reference[1]))
