@@ -4,8 +4,7 @@
     python tools/train_llama.py --quick --json quick.json                 # a tiny model, for the interpreter
     python tools/train_llama.py --resume run.pt --json training.json      # goes on where a killed command stopped
 
-A step is a forward and a backward pass in bf16 autocast with activation checkpointing, clipping of gradients, and AdamW.
-Modes are "aten", "eager" (`tritonite.enable`), "patched" (also `tritonite.patch` and `tritonite.optim`) and "compiled"
+A step is a forward and a backward pass in bf16 autocast with activation checkpointing, clipping, and AdamW. Modes are "aten", "eager" (`tritonite.enable`), "patched" (also `tritonite.patch` and `tritonite.optim`) and "compiled"
 (`torch.compile(backend="tritonite")` and `tritonite.optim`). ATen trains with every seed, the others with the first.
 
 The command exits with 1 if the final loss of a mode is not that of ATen's seeds: see `Judgement`. Figure and table are
@@ -29,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from library_text import Vocabulary, digest, library_text
+from training_runs import HEAD, QUICK, Judgement, Settings, Training, scaled, width_for
 
 import tritonite
 import tritonite.graph  # announces the backend to torch.compile
-from library_text import Vocabulary, digest, library_text
 from tritonite.bench.run import _commit
-from training_runs import HEAD, QUICK, Judgement, Settings, Training, scaled, width_for
 
 MODES = ("aten", "eager", "patched", "compiled")
 

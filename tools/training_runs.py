@@ -1,4 +1,4 @@
-"""What tools/train_llama.py trains and finds: the model's proportions, the runs, and the judge of their final losses."""
+"""Settings, runs and the judge of tools/train_llama.py."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class Judgement:
     """Final losses beside those of ATen's seeds.
 
     A run's final loss is the mean loss of its last steps. It is right if it lies within `tolerance` of the mean of
-    ATen's final losses. The tolerance is the larger of two numbers: `spread`, the largest of ATen's final losses minus the
-    smallest, and `noise`, the standard error of one final loss, by the losses of ATen's last steps.
+    ATen's final losses. The tolerance is the larger of two numbers: `spread`, the largest of ATen's final losses minus
+    the smallest, and `noise`, the standard error of one final loss, by the losses of ATen's last steps.
     """
 
     final: dict[str, float]
