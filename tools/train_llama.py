@@ -4,7 +4,8 @@
     python tools/train_llama.py --quick --json quick.json                 # a tiny model, for the interpreter
     python tools/train_llama.py --resume run.pt --json training.json      # goes on where a killed command stopped
 
-A step is a forward and a backward pass in bf16 autocast with activation checkpointing, clipping, and AdamW. Modes are "aten", "eager" (`tritonite.enable`), "patched" (also `tritonite.patch` and `tritonite.optim`) and "compiled"
+A step is a forward and a backward pass in bf16 autocast with activation checkpointing, clipping, and AdamW. Modes are
+"aten", "eager" (`tritonite.enable`), "patched" (also `tritonite.patch` and `tritonite.optim`) and "compiled"
 (`torch.compile(backend="tritonite")` and `tritonite.optim`). ATen trains with every seed, the others with the first.
 
 The command exits with 1 if the final loss of a mode is not that of ATen's seeds: see `Judgement`. Figure and table are
