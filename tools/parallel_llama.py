@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 Gradients = dict[str, torch.Tensor]
@@ -239,17 +240,20 @@ def pipelined(schedule: str, stages: int, microbatches: int) -> Callable[[Case],
     return run
 
 
-def ring(case: Case) -> tuple[float, Gradients]:
-    """Give each process a part of the positions; keys and values go round, by context_parallel."""
-    if case.tokens.device.type != "cuda":
-        # Its rules are for the flash, efficient and cuDNN attention of a GPU.
-        raise NotHere("PyTorch has context_parallel for attention on GPUs only")
-    model, tokens, labels = copy.deepcopy(case.whole), case.tokens.clone(), case.labels.clone()
-    buffers = [tokens, labels, model.positions]
-    with context_parallel(case.mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers)):
-        loss = loss_of(model(tokens), labels)
-        loss.backward()
-        return case.mean(loss), _averaged(case, model)
+def ring(kernel: SDPBackend, dtype: torch.dtype) -> Callable[[Case], tuple[float, Gradients]]:
+    """Return a way that gives each process a part of the positions; keys and values go round, by context_parallel."""
+
+    def run(case: Case) -> tuple[float, Gradients]:
+        if case.tokens.device.type != "cuda":
+            raise NotHere("PyTorch has context_parallel for the attention kernels of GPUs only")
+        model, tokens, labels = copy.deepcopy(case.whole).to(dtype), case.tokens.clone(), case.labels.clone()
+        buffers = [tokens, labels, model.positions]
+        with context_parallel(case.mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers)), sdpa_kernel(kernel):
+            loss = loss_of(model(tokens), labels)
+            loss.backward()
+            return case.mean(loss), _averaged(case, model)
+
+    return run
 
 
 def gathered_keys(case: Case) -> tuple[float, Gradients]:
@@ -293,6 +297,8 @@ class Way:
     dtype: torch.dtype = torch.float32
     # Whether stages need all layers of the size.
     deep: bool = False
+    # Whether there are as many key heads as query heads, because context_parallel does not serve groups.
+    equal_heads: bool = False
 
 
 def ways() -> Iterator[Way]:
@@ -304,5 +310,9 @@ def ways() -> Iterator[Way]:
     yield Way(pipelined("GPipe", 1, 2), "pipeline, GPipe", deep=True)
     yield Way(pipelined("1F1B", 1, 2), "pipeline, 1F1B", deep=True)
     yield Way(pipelined("Interleaved1F1B", 2, 2), "pipeline, interleaved 1F1B", deep=True)
-    yield Way(ring, "context parallel, ring")
+    efficient, flash = SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION
+    yield Way(ring(efficient, torch.float32), "context parallel, ring", equal_heads=True)
+    yield Way(
+        ring(flash, torch.bfloat16), "context parallel, ring of flash attention", torch.bfloat16, equal_heads=True
+    )
     yield Way(gathered_keys, "context parallel, gathered keys")

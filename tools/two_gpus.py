@@ -150,6 +150,8 @@ def _both(way: Way, options: argparse.Namespace, mesh: DeviceMesh, device: torch
     size = TINY if options.quick else Size()
     if not way.deep:
         size = dataclasses.replace(size, layers=size.layers // 2)
+    if way.equal_heads:
+        size = dataclasses.replace(size, key_value_heads=size.heads)
     case = Case.make(size, mesh, device)
     expected = parallel_llama.one_process(case, way.dtype)
     for on in (False, True):
