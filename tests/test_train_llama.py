@@ -9,6 +9,7 @@ import statistics
 import pytest
 import torch
 import train_llama
+import training_page
 from library_text import BYTES, Vocabulary, library_text
 from training_runs import HEAD, QUICK, Judgement, Settings, Training, scaled, width_for
 
@@ -130,3 +131,35 @@ def test_learning_rates_grow_and_fall():
     own = Settings(steps=100, rate=1.0)
     rates = [own.learning_rate(step) for step in range(100)]
     assert rates[0] == 0.1 and rates[9] == 1.0 and max(rates) == 1.0 and 0.1 <= rates[-1] < 0.11
+
+
+def stored(*runs):
+    """Return results as the tool stores them."""
+    given = {"tokens_per_second": 10.0, "peak_bytes": 2**30, "parameters": 10**8}
+    runs = [each | given for each in runs]
+    return {
+        "commit": "abc",
+        "device": "a GPU",
+        "torch": "2.11",
+        "settings": {"layers": 7, "width": 896, "steps": 3, "batch": 8, "sequence": 1024},
+        "judgement": vars(Judgement.of(runs, 2)),
+        "runs": runs,
+    }
+
+
+def test_the_page_has_a_row_for_each_run(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(training_page, "RESULTS", tmp_path)
+    monkeypatch.setattr(training_page, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr("sys.argv", ["training_page"])
+    assert training_page.main() == 0 and "There are no results yet" in training_page.PAGE.read_text()
+    runs = run("aten", 0, 9.0, 2.0, 2.2), run("aten", 1, 9.0, 2.1, 2.1), run("eager", 0, 9.5, 2.2, 2.0)
+    (tmp_path / "training.json").write_text(json.dumps(stored(*runs)))
+    monkeypatch.setattr("sys.argv", ["training_page", "--check"])
+    assert training_page.main() == 1
+    monkeypatch.setattr("sys.argv", ["training_page"])
+    assert training_page.main() == 0
+    page = training_page.PAGE.read_text()
+    assert "| ATen, seed 1 | 2.1000 | 10 | 1.00 | 1.00 GiB |  |" in page
+    assert "| `enable()`, seed 0 | 2.1000 | 10 | 1.00 | 1.00 GiB | 0.500 |" in page
+    assert (tmp_path / "training.png").stat().st_size > 10_000

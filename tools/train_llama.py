@@ -36,6 +36,7 @@ import tritonite
 import tritonite.graph  # announces the backend to torch.compile
 from tritonite.bench.run import _commit
 
+INTERPRETED = "a CPU in Triton's interpreter"
 MODES = ("aten", "eager", "patched", "compiled")
 
 
@@ -195,7 +196,7 @@ class Command:
         runs = [each.record(self.settings) for each in self.runs]
         return {
             "commit": _commit(),
-            "device": torch.cuda.get_device_name() if tritonite.device == "cuda" else "interpreter",
+            "device": torch.cuda.get_device_name() if tritonite.device == "cuda" else INTERPRETED,
             "torch": torch.__version__,
             "settings": dataclasses.asdict(self.settings) | {"inner": self.settings.inner},
             "text": {"tokens": len(self.tokens), "digest": digest(self.tokens)},

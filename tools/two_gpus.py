@@ -31,37 +31,15 @@ import torch
 import torch.distributed as dist
 from parallel_llama import TINY, Case, Gradients, NotHere, Size, Way
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from two_gpus_table import Row, table
 
 import tritonite
 from tritonite.bench.run import _commit
 
+INTERPRETED = "a CPU in Triton's interpreter"
 # Largest relative error of a loss, and of a gradient's norm.
 TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (1e-2, 5e-2)}
 PROCESSES = 2
-
-
-@dataclasses.dataclass
-class Row:
-    """What a way gave: errors of the loss and of the worst gradient, and calls, all processes together."""
-
-    way: str
-    tritonite: bool
-    status: str
-    loss_error: float = 0.0
-    gradient_error: float = 0.0
-    worst: str = ""
-    served: int = 0
-    declined: int = 0
-
-    @property
-    def is_right(self) -> bool:
-        return self.status == "equal" or self.status.startswith("not run: ")
-
-    def line(self) -> str:
-        ran = self.status in ("equal", "differs")
-        errors = f"{self.loss_error:.1e} | {self.gradient_error:.1e}" if ran else " | "
-        calls = f"{self.served:,} of {self.served + self.declined:,}" if ran and self.tritonite else ""
-        return f"| {self.way} | {'on' if self.tritonite else 'off'} | {self.status} | {errors} | {calls} |"
 
 
 def compare(way: Way, case: Case, on: bool, expected: tuple[float, Gradients]) -> tuple[Row, set[str]]:
@@ -106,17 +84,11 @@ def joined(found: Sequence[tuple[Row, set[str]]], parameters: set[str]) -> Row:
     )
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return rows as a table in Markdown."""
-    head = "| way | Tritonite | step | error of the loss | error of the worst gradient | calls of kernels |"
-    return "\n".join([head, "| --- | --- | --- | --- | --- | --- |", *(row.line() for row in rows)])
-
-
 def result(rows: Sequence[Row], size: Size, options: argparse.Namespace) -> dict[str, Any]:
     """Return what is stored as JSON."""
     return {
         "commit": _commit(),
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else "interpreter",
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else INTERPRETED,
         "backend": options.backend,
         "torch": torch.__version__,
         "size": dataclasses.asdict(size),
