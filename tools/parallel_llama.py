@@ -116,6 +116,13 @@ class Case:
     def rank(self) -> int:
         return self.mesh.get_local_rank()
 
+    def copied(self, dtype: torch.dtype) -> Llama:
+        """Return a copy whose parameters have a dtype. Frequencies of the rotation stay float32."""
+        model = copy.deepcopy(self.whole)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return model
+
     def shard(self, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this process's tokens and labels: a part of the sequences (0), or of their positions (1)."""
         return tuple(each.chunk(self.mesh.size(), dim)[self.rank].contiguous() for each in (self.tokens, self.labels))
@@ -138,7 +145,7 @@ def gradients(model: nn.Module) -> Gradients:
 
 def one_process(case: Case, dtype: torch.dtype = torch.float32) -> tuple[float, Gradients]:
     """Compute loss and gradients of the whole batch without communication."""
-    model = copy.deepcopy(case.whole).to(dtype)
+    model = case.copied(dtype)
     loss = loss_of(model(case.tokens), case.labels)
     loss.backward()
     return float(loss.detach()), gradients(model)
@@ -246,7 +253,7 @@ def ring(kernel: SDPBackend, dtype: torch.dtype) -> Callable[[Case], tuple[float
     def run(case: Case) -> tuple[float, Gradients]:
         if case.tokens.device.type != "cuda":
             raise NotHere("PyTorch has context_parallel for the attention kernels of GPUs only")
-        model, tokens, labels = copy.deepcopy(case.whole).to(dtype), case.tokens.clone(), case.labels.clone()
+        model, tokens, labels = case.copied(dtype), case.tokens.clone(), case.labels.clone()
         buffers = [tokens, labels, model.positions]
         with context_parallel(case.mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers)), sdpa_kernel(kernel):
             loss = loss_of(model(tokens), labels)
