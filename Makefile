@@ -10,7 +10,7 @@ CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py s
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-targets test-full test-gpu bench test-native-asan test-native-tsan test-versions check docs format clean
+.PHONY: demo test test-targets test-full test-wheel test-gpu bench test-native-asan test-native-tsan test-versions check docs format clean
 
 $(VENV)/base: constraints.txt pyproject.toml
 	@echo "making $(VENV) (downloading PyTorch and Triton takes a few minutes)"
@@ -43,6 +43,10 @@ test: $(VENV)/test
 # Compiles every kernel for all kinds of devices; needs no GPU.
 test-targets: $(VENV)/test
 	@TRITONITE_TEST_TARGETS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/test_compile.py
+
+# Builds a wheel, and uses it in an empty environment. Downloads nothing.
+test-wheel: $(VENV)/test
+	@$(BIN)/python tools/try_wheel.py --demo
 
 test-full: $(VENV)/test
 	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests
@@ -117,6 +121,7 @@ check: $(VENV)/test
 	@$(BIN)/python tools/benchmark_page.py --check
 	@$(BIN)/python tools/readme_tables.py --check
 	@$(BIN)/python tools/slower_operators.py --check
+	@$(BIN)/python tools/training_page.py --check
 
 # Writes docs/ops.md, docs/census.md and the stubs of tritonite.ops from the catalog, and the documentation as a site in site/.
 docs: $(VENV)/docs

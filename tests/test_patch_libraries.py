@@ -225,3 +225,62 @@ def test_fully_shard():
         assert apart(found, wanted[1]) < 2e-5
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def mesh():
+    """Return a mesh of one process."""
+    if not torch.distributed.is_available():
+        pytest.skip("torch.distributed is not available")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    backend = "nccl" if tritonite.device == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh(tritonite.device, (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_sequence_parallel_norms_keep_their_own_forward(mesh):
+    """Fused operators have no sharding strategy, so a DTensor is served by ATen's operators."""
+    from torch.distributed.tensor import DTensor, Shard, parallel
+
+    model = make("llama")
+    norm, x = model.model.norm, torch.randn(2, 8, 32, device=tritonite.device)
+    expected = norm(x)
+    assert tritonite.patch(model).counts == replaced("llama")
+    parallel.parallelize_module(norm, mesh, parallel.SequenceParallel())
+    with tritonite.use_gems():
+        found = norm(x)
+    assert isinstance(found, DTensor) and found.placements == (Shard(1),)
+    torch.testing.assert_close(found.full_tensor(), expected)
+
+
+def test_a_gated_mlp_of_dtensors(mesh):
+    from torch.distributed.tensor import parallel
+
+    model = make("llama")
+    mlp, x = model.model.layers[0].mlp, torch.randn(2, 8, 32, device=tritonite.device)
+    expected = mlp(x)
+    assert tritonite.patch(model).counts == replaced("llama")
+    columns = parallel.ColwiseParallel(use_local_output=False)
+    plan = {"gate_proj": columns, "up_proj": columns, "down_proj": parallel.RowwiseParallel()}
+    parallel.parallelize_module(mlp, mesh, plan)
+    with tritonite.use_gems():
+        torch.testing.assert_close(mlp(x), expected)
+
+
+def test_a_rotation_of_dtensors(mesh):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    from tritonite.patching.rotary import Rotation, rotating
+
+    q, k = torch.randn(2, 4, 6, 8, device=tritonite.device), torch.randn(2, 2, 6, 8, device=tritonite.device)
+    angles = torch.randn(1, 6, 4, device=tritonite.device).repeat(1, 1, 2)
+    given = q, k, angles.cos(), angles.sin()
+    placements = Shard(1), Shard(1), Replicate(), Replicate()
+    sharded = [distribute_tensor(x, mesh, [place]) for x, place in zip(given, placements, strict=True)]
+    with tritonite.use_gems():
+        found = rotating(apply_rotary_pos_emb, Rotation(False, False))(*sharded)
+    for each, wanted in zip(found, apply_rotary_pos_emb(*given), strict=True):
+        torch.testing.assert_close(each.full_tensor(), wanted)

@@ -11,9 +11,10 @@ import torch
 
 from tritonite import devices
 from tritonite.errors import Unsupported, UnsupportedOptimizer
-from tritonite.optim.tensors import ORDINARY, Counts, Tensors, is_sharded
+from tritonite.optim.tensors import ORDINARY, Counts, Tensors
 from tritonite.optim.updates import CLASSES, Served, served
 from tritonite.runtime.opaque import opaque
+from tritonite.runtime.sharding import is_sharded
 
 # Attributes of an optimizer: those that `fuse` replaced, None for one that the optimizer did not have.
 _REPLACED = "_tritonite_replaced"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from tritonite.runtime.sharding import is_sharded
 
 ORDINARY = {torch.Tensor, torch.nn.Parameter}
 
@@ -86,12 +87,6 @@ class Tensors:
     def on_host(self, name: str) -> HostNumbers:
         """Return the numbers `name` of the states, tensors of one element on the CPU."""
         return self._counts.column(self.states, name)
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 class HostNumbers:

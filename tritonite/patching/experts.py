@@ -14,6 +14,7 @@ from tritonite import devices, fused
 from tritonite.patching.mlps import activations_of
 from tritonite.patching.report import KeepError
 from tritonite.patching.samples import RESOLUTION, check_alike, normal, required_arguments
+from tritonite.runtime.sharding import is_sharded
 
 _TOKENS, _CHOSEN = 5, 2
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -95,7 +96,7 @@ def experts_forward(formula: Experts) -> Callable[..., Any]:
 
 def _serves(weight: torch.Tensor, *tensors: Any) -> bool:
     """Return whether the operator serves a call. Under autocast the class's forward casts the weights."""
-    if not all(isinstance(each, torch.Tensor) for each in tensors):
+    if not all(isinstance(each, torch.Tensor) for each in tensors) or any(map(is_sharded, (weight, *tensors))):
         return False
     x = tensors[0]
     fits = x.device.type == devices.current.type and x.dtype is weight.dtype and x.dtype in RESOLUTION

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from tritonite.nn.gated import ACTIVATIONS, GATED
 from tritonite.patching.rebind import only_argument
 from tritonite.patching.report import KeepError
 from tritonite.patching.samples import RESOLUTION, check_alike, distance, normal, required_arguments
+from tritonite.runtime.sharding import is_sharded
 
 _ROWS = (2, 3)
 
@@ -37,8 +39,9 @@ class GatedLayer(NamedTuple):
 
     def __call__(self, module: Any, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's result. Linears are called as modules, so that their adapters and hooks take part."""
-        function = GATED[self.activation]
         gate = getattr(module, self.gate)(x)
+        # The operators have no sharding strategy for DTensors.
+        function = functools.partial(_gated, self.activation) if is_sharded(gate) else GATED[self.activation]
         if self.up is not None:
             hidden = function(gate, getattr(module, self.up)(x))
         elif self.up_first:
@@ -50,6 +53,13 @@ class GatedLayer(NamedTuple):
             hidden = getattr(module, self.dropout)(hidden)
         result: torch.Tensor = getattr(module, self.down)(hidden)
         return result
+
+
+def _gated(activation: str, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    """Return what the operator of an activation returns, by torch's operators."""
+    if y is None:
+        x, y = x.chunk(2, -1)
+    return ACTIVATIONS[activation](x) * y
 
 
 def _linears(module: torch.nn.Module) -> dict[str, tuple[int, int]]:

@@ -13,6 +13,7 @@ from tritonite.dtypes import FLOATS_OF_16_BITS
 from tritonite.patching.rebind import only_argument
 from tritonite.patching.report import KeepError
 from tritonite.patching.samples import RESOLUTION, check_alike, distance, dtype_and_device, normal, required_arguments
+from tritonite.runtime.sharding import is_sharded
 
 _EPSILONS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 # Rows of sample inputs, and their width for a norm without a weight.
@@ -166,7 +167,12 @@ def norm_forward(formula: Norm) -> Callable[..., Any]:
 
 
 def _serves(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
-    """Return whether the operator's result has the dtype of the module's; autocast makes layer norms float32."""
+    """Return whether the operator's result has the dtype of the module's; autocast makes layer norms float32.
+
+    The operator has no sharding strategy for DTensors, which sequence parallelism gives to norms.
+    """
+    if is_sharded(x) or (weight is not None and is_sharded(weight)):
+        return False
     if x.device.type != devices.current.type or (weight is not None and weight.dtype is not x.dtype):
         return False
     return x.dtype in RESOLUTION and (x.dtype is torch.float32 or not torch.is_autocast_enabled(x.device.type))

@@ -18,6 +18,7 @@ import torch
 from tritonite import devices, fused
 from tritonite.patching.report import KeepError
 from tritonite.patching.samples import RESOLUTION, check_alike
+from tritonite.runtime.sharding import is_sharded
 
 _PREFIX = "apply_rotary"
 _LEADING = ["q", "k", "cos", "sin"]
@@ -116,6 +117,8 @@ def rotating(original: Callable[..., Any], rotation: Rotation) -> Callable[..., 
 
 def _serves(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor) -> bool:
     """Return whether the operator serves a call. Under autocast attention casts q and k to one dtype afterwards."""
+    if is_sharded(q) or is_sharded(k) or is_sharded(cos):
+        return False
     if q.device.type != devices.current.type or q.dtype not in RESOLUTION or q.dtype is not k.dtype:
         return False
     fits = q.dim() == k.dim() == 4 and cos.dim() == 3 and not cos.requires_grad
