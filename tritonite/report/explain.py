@@ -133,9 +133,9 @@ def _chosen(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def _traced(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Explain each call of an ATen operator in a function."""
-    devices_seen = [torch.cuda.current_device()] if devices.current.type == "cuda" else []
+    index = devices.current_device().index
     # A function that seeds or advances a generator itself does so while it is traced.
-    with torch.random.fork_rng(devices_seen):
+    with torch.random.fork_rng([] if index is None else [index], device_type=devices.current.accelerator):
         calls, _ = names.traced(function, args, kwargs)
     given = {id(value) for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
     title = f"{name}{_describe(args, kwargs)}\nruns as    {', '.join(call.overload for call in calls) or 'views alone'}"

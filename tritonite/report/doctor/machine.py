@@ -119,7 +119,7 @@ def versions() -> Iterator[Finding]:
         else:
             yield Finding("versions", "ok", f"{name} {found}" + (f", {least} or later is supported" if least else ""))
     pinned = tritons_of_torch()
-    if pinned and devices.current.kind != "amd" and _version(pinned) != _version(triton.__version__):
+    if pinned and devices.current.target != "hip" and _version(pinned) != _version(triton.__version__):
         message = f"torch {torch.__version__} was released with triton {pinned}, and {triton.__version__} is installed"
         yield Finding("versions", "note", message, f"pip install triton=={pinned}, if torch.compile has problems")
 
