@@ -325,7 +325,7 @@ class LibEntry(KernelInterface):
 
 
 def _device_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Return the device index of the first tensor on a device with indices, also within tuples and descriptors, or None."""
+    """Return the device index of the first tensor that is not on a CPU, also within tuples, or None."""
     for value in (*args, *kwargs.values()):
         value = value.base if isinstance(value, DESCRIPTORS) else value
         if isinstance(value, torch.Tensor) and value.device.type in _TYPES:
