@@ -98,6 +98,8 @@ class _Serving(threading.local):
     device: Device
 
 
+# The kind under which results of the interpreter are stored.
+INTERPRETER = "interpreter"
 # The kinds for which engines have tables of their own.
 KINDS = ("nvidia", "amd", "interpreter", "none")
 # The devices that this process serves. The first is the default one.
@@ -152,6 +154,12 @@ def indexed(device: torch.device) -> torch.device:
     kind = next((each for each in (in_force(), *present) if each.type == device.type), None)
     index = None if kind is None else kind.runtime.current_index(kind)
     return device if index is None else torch.device(device.type, index)
+
+
+def elsewhere(device: torch.device) -> str:
+    """Return why a call declines a tensor that is not on the current kind of device."""
+    several = any(device.type == each.type for each in present)
+    return "a tensor on another device" if several else f"device {device}"
 
 
 def named(kind: str) -> Device:

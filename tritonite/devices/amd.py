@@ -20,6 +20,7 @@ RECORD = Device(
     programs=1216,
     runtime=CudaRuntime(),
     target="hip",
+    pointer_ranges=True,
     captures=True,
     profiled=True,
     warp_size=64,

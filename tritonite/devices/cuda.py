@@ -1,4 +1,4 @@
-"""What PyTorch's device type "cuda" does, on NVIDIA GPUs by CUDA and on AMD GPUs by ROCm."""
+"""The runtime of PyTorch's device type "cuda", on NVIDIA GPUs by CUDA and on AMD GPUs by ROCm."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Override(NamedTuple):
 
 
 class NativeDriver(NamedTuple):
-    """What the native dispatcher needs to launch on a kind of device without Python.
+    """The driver by which the native dispatcher launches on a kind of device without Python.
 
     Attributes:
         by_default: whether calls go through the dispatcher unless TRITONITE_NATIVE is 0.
@@ -78,6 +78,7 @@ class Device:
         interpreted: Triton's interpreter runs the kernels.
         host_memory: the host reads and writes the device's memory at its own addresses.
         captures: launches can be captured into CUDA graphs.
+        pointer_ranges: Triton specialises kernels on whether a buffer is below 2 GiB.
         profiled: PyTorch's profiler times kernels under the activity of CUDA.
         forward_progress: a running program keeps running while other programs wait for it.
         ptx: kernels may contain NVIDIA's assembly.
@@ -121,6 +122,7 @@ class Device:
     interpreted: bool = False
     host_memory: bool = False
     captures: bool = False
+    pointer_ranges: bool = False
     profiled: bool = False
     forward_progress: bool = False
     ptx: bool = False

@@ -339,7 +339,7 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
     """Return what Triton specialises on in an argument, or None if unknown. An int has width, ==1 and %16 == 0."""
     if isinstance(value, torch.Tensor):
         # AMD's backend also specialises on buffers below 2 GiB.
-        small = devices.current.target == "hip" and value.untyped_storage().nbytes() <= 2**31 - 1
+        small = devices.current.pointer_ranges and value.untyped_storage().nbytes() <= 2**31 - 1
         return value.dtype, specialize and on_alignment and value.data_ptr() % 16 == 0, small
     if value is None or isinstance(value, (bool, float)):
         return type(value)

@@ -56,7 +56,7 @@ def _requested() -> bool | None:
 
 def wanted() -> bool:
     """Return whether to use the dispatcher for the default device: as its driver says, or as TRITONITE_NATIVE says."""
-    requested, native = _requested(), devices.default.native
+    requested, native = _requested(), devices.current.native
     return native is not None and (native.by_default if requested is None else requested)
 
 
@@ -162,7 +162,7 @@ def module() -> ModuleType | None:
     """Return the dispatcher, built if necessary, or None if it is not wanted or (with a warning) cannot be built."""
     if not wanted():
         if _requested():
-            kind = devices.default.kind
+            kind = devices.current.kind
             warnings.warn(f"calls take the slower Python path: no native driver for {kind}", stacklevel=2)
         return None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from soft_device.memory import on_host
 from tritonite.devices import Device, Runtime
 
@@ -21,8 +22,8 @@ class SoftRuntime(Runtime):
         return None
 
 
-def _two_rows(table):
-    """Return the table of row reductions with programs of two columns' worth of elements in short rows."""
+def _held_rows(table):
+    """Return the table of row reductions with shorter rows held by a program."""
     return table._replace(held_tiles=2)
 
 
@@ -47,7 +48,7 @@ def device() -> Device:
         warp_size=16,
         tma=True,
         fp8=True,
-        tables={"rows": _two_rows},
+        tables={"rows": _held_rows},
         overrides={"gelu": "soft_device.overrides:gelu"},
         unverified=frozenset(("random", "sampling")),
     )

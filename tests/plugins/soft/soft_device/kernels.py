@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from soft_device.memory import ALLOCATOR, on_host
+from soft_device.memory import allocate, on_host
 from soft_device.runtime import MODULE
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ def empty_strided(
     """Allocate a tensor on the device."""
     dtype = dtype or torch.get_default_dtype()
     extent = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else 0
-    vector = ALLOCATOR.bytes(extent * dtype.itemsize)
+    vector = allocate(extent * dtype.itemsize)
     # The CPU's kernels of views look at sizes and strides alone.
     typed = aten.view.dtype.redispatch(_CPU, vector, dtype)
     return as_strided(typed, size, stride, 0)
@@ -46,7 +46,7 @@ def resize(self: torch.Tensor, size: Sequence[int], memory_format: Any = None) -
         return self
     needed = (self.storage_offset() + torch.Size(size).numel()) * self.dtype.itemsize
     storage = self.untyped_storage() if self.untyped_storage().nbytes() >= needed else None
-    storage = ALLOCATOR.bytes(needed).untyped_storage() if storage is None else storage
+    storage = allocate(needed).untyped_storage() if storage is None else storage
     return set_(self, storage, self.storage_offset(), size, strides)
 
 

@@ -1,16 +1,18 @@
-"""The allocator: blocks of anonymous memory, which PyTorch's storages own by DLPack, and CPU tensors over them."""
+"""The allocator: memory of C, which PyTorch's storages own by DLPack, and CPU tensors over it."""
 
 from __future__ import annotations
 
-import collections
 import ctypes
-import mmap
 from typing import Any
 
 import torch
 
 # DLPack's types of device: the CPU, and kDLExtDev, which PyTorch takes for PrivateUse1.
 _CPU, _EXTENSION = 1, 12
+# Bytes before a tensor's memory, for the record that DLPack owns it by.
+_HEADER = 512
+_libc = ctypes.CDLL(None)
+_libc.aligned_alloc.restype, _libc.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_size_t]
 
 
 class _Type(ctypes.Structure):
@@ -32,58 +34,39 @@ class _Tensor(ctypes.Structure):
 
 class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+    _fields_ += [("shape", ctypes.c_int64), ("stride", ctypes.c_int64)]
 
 
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype, _capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+# C's own function frees a record and the memory behind it. A storage may die where no Python can run.
+_FREE = ctypes.cast(_libc.free, ctypes.c_void_p).value
 
 
-class Allocator:
-    """Blocks by size. A storage that dies gives its block to the next one of the same size."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[mmap.mmap]] = collections.defaultdict(list)
-        self._live: dict[int, tuple[Any, ...]] = {}
-        # Storages die at any time, also during garbage collection: their blocks are taken back at the next allocation.
-        self._dead: collections.deque[int] = collections.deque()
-        self._deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._dead.append)
-        self.allocated_bytes = 0
-        self.most_allocated_bytes = 0
-
-    def bytes(self, size: int) -> torch.Tensor:
-        """Return a vector of `size` bytes of the device, at a multiple of 4,096."""
-        self._take_back()
-        rounded = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
-        block = self._free[rounded].pop() if self._free[rounded] else mmap.mmap(-1, rounded)
-        self.allocated_bytes += rounded
-        self.most_allocated_bytes = max(self.most_allocated_bytes, self.allocated_bytes)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(block))
-        return self._wrapped(address, size, _EXTENSION, block)
-
-    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor over the memory of a tensor of the device."""
-        storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
-        vector = self._wrapped(address, size, _CPU, storage) if size else torch.empty(0, dtype=torch.uint8)
-        view = torch.empty(0, dtype=tensor.dtype)
-        return view.set_(vector.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-
-    def _wrapped(self, address: int, size: int, device: int, keep: Any) -> torch.Tensor:
-        shape, strides = (ctypes.c_int64 * 1)(size), (ctypes.c_int64 * 1)(1)
-        dims = ctypes.addressof(shape), ctypes.addressof(strides)
-        managed = _Managed(_Tensor(address, device, 0, 1, _Type(1, 8, 1), *dims, 0), None, None)
-        managed.deleter = ctypes.cast(self._deleter, ctypes.c_void_p)
-        own = ctypes.addressof(managed)
-        self._live[own] = managed, shape, strides, keep
-        return torch._C._from_dlpack(_capsule(own, b"dltensor", None))
-
-    def _take_back(self) -> None:
-        while self._dead:
-            *_, keep = self._live.pop(self._dead.popleft())
-            if isinstance(keep, mmap.mmap):
-                self.allocated_bytes -= len(keep)
-                self._free[len(keep)].append(keep)
+def allocate(size: int) -> torch.Tensor:
+    """Return a vector of `size` bytes of the device, at a multiple of 512. Raises MemoryError."""
+    return _owned(size, _EXTENSION, None)
 
 
-ALLOCATOR = Allocator()
-on_host = ALLOCATOR.on_host
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor over the memory of a tensor of the device."""
+    storage, view = tensor.untyped_storage(), torch.empty(0, dtype=tensor.dtype)
+    size = storage.nbytes()
+    vector = _owned(size, _CPU, storage.data_ptr()) if size else torch.empty(0, dtype=torch.uint8)
+    view.set_(vector.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    # The memory lives as long as the view is used from Python.
+    view.of_device = tensor
+    return view
+
+
+def _owned(size: int, device: int, address: int | None) -> torch.Tensor:
+    """Return a vector of bytes over memory at an address, or over new memory, that owns its record."""
+    needed = _HEADER + (size if address is None else 0)
+    record = _libc.aligned_alloc(_HEADER, -(-needed // _HEADER) * _HEADER)
+    if not record:
+        raise MemoryError(f"{needed} bytes")
+    managed = _Managed.from_address(record)
+    managed.shape, managed.stride, managed.context, managed.deleter = size, 1, None, _FREE
+    dims: list[Any] = [record + _Managed.shape.offset, record + _Managed.stride.offset]
+    managed.tensor = _Tensor(record + _HEADER if address is None else address, device, 0, 1, _Type(1, 8, 1), *dims, 0)
+    return torch._C._from_dlpack(_capsule(record, b"dltensor", None))

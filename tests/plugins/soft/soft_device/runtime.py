@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from soft_device.memory import ALLOCATOR
-
 
 class Event:
     """The time at which a stream reached a point."""
@@ -101,12 +99,6 @@ class Module:
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         self.default_generators[0].set_state(state)
-
-    def memory_allocated(self, device: Any = None) -> int:
-        return ALLOCATOR.allocated_bytes
-
-    def max_memory_allocated(self, device: Any = None) -> int:
-        return ALLOCATOR.most_allocated_bytes
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
