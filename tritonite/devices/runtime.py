@@ -47,7 +47,7 @@ class Runtime:
 
     def synchronize(self, kind: Device) -> None:
         """Wait for all launches on this thread's current device."""
-        torch.accelerator.synchronize()
+        self.module(torch.device(kind.type)).synchronize()
 
     def is_capturing(self) -> bool:
         """Return whether this thread's current stream is captured into a graph: nothing may wait or compile then."""

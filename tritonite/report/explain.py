@@ -184,7 +184,7 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         state = "not overridden now: not verified on this kind of device; include= can name it"
     lines = [f"{op.overload}{_describe(args, kwargs)}", f"state      {state}"]
     device = _kind_of(values)
-    if device.plugin not in ("", "tritonite"):
+    if device.plugin not in ("", "tritonite") or len(devices.present) > 1:
         lines.append(f"device     {device.served_by}")
     if op.overload in device.overrides:
         with devices.serving(device):
