@@ -56,7 +56,8 @@ def smoke_functions_and_gradients():
 def own_table():
     from tritonite.engine.rows.table import ROWS
 
-    assert ROWS[NAME] != ROWS["interpreter"] and ROWS[NAME]._replace(held_tiles=4) == ROWS["interpreter"]
+    base = ROWS[tritonite.backend.like]
+    assert ROWS[NAME] != base and ROWS[NAME]._replace(held_tiles=base.held_tiles) == base
     x = torch.randn(3, 3000, device=NAME)
     with tritonite.use_gems():
         y = torch.softmax(x, 1)
