@@ -1,6 +1,6 @@
 """Checks on a device from a plug-in, run in a process of its own: python checks.py NAME.
 
-The process is one of its own because PyTorch gives PrivateUse1 one name. Prints a JSON object: what went wrong by check.
+The process is one of its own because PyTorch gives PrivateUse1 one name. Prints a JSON object: errors by check.
 """
 
 import json
@@ -21,8 +21,19 @@ from tritonite.testing import opinfo, verify
 
 NAME = sys.argv[1]
 # One operator or more of every engine that a model needs.
-PACKETS = ("add", "mul", "exp", "gelu", "where", "sum", "mean", "argmax", "_softmax", "native_layer_norm", "mm", "addmm")
-PACKETS += ("cat", "index_select", "gather", "embedding", "sort", "cumsum", "fill_", "native_group_norm", "tril")
+PACKETS = ("add", "mul", "exp", "gelu", "where", "sum", "mean", "argmax", "_softmax", "native_layer_norm", "mm")
+PACKETS += (
+    "addmm",
+    "cat",
+    "index_select",
+    "gather",
+    "embedding",
+    "sort",
+    "cumsum",
+    "fill_",
+    "native_group_norm",
+    "tril",
+)
 LAYOUTS = ("transposed*", "broadcast*", "zero_dim*")
 
 
@@ -40,7 +51,7 @@ def smoke_overloads():
             report = verify.check_overload(op, torch.float32, labels=LAYOUTS)
             assert not report.failures, (name, report.failures[:3])
             served += report.served
-    assert served > 100, served
+    assert served > 3 * len(PACKETS), served
 
 
 def smoke_functions_and_gradients():
@@ -50,7 +61,7 @@ def smoke_functions_and_gradients():
             report = verify.check_opinfo(name, info, torch.float32, limit=2, most_elements=2**12)
             assert not report.failures, (name, report.failures[:3])
             served += report.served
-    assert served > 100, served
+    assert served > 3 * len(PACKETS), served
 
 
 def own_table():

@@ -21,7 +21,7 @@ class CudaRuntime(Runtime):
 
     # Without a layer of Python, because every launch calls them. PyTorch has them in builds for GPUs only.
     launch_index = staticmethod(getattr(torch._C, "_cuda_getDevice", int))
-    launch_stream = staticmethod(getattr(torch._C, "_cuda_getCurrentRawStream", int))
+    launch_stream = staticmethod(getattr(torch._C, "_cuda_getCurrentRawStream", int))  # type: ignore[assignment]
 
     def current_index(self, kind: Device) -> int | None:
         return torch.cuda.current_device()

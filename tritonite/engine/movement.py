@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tritonite import devices
-from tritonite import dtypes
+from tritonite import devices, dtypes
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import common_device, contiguous_strides, may_overlap, never_overlaps_itself
 from tritonite.engine.pointwise.declare import Pointwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from second_device.memory import on_host
 from tritonite.devices import Device, Runtime
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from tritonite import libentry
 from tritonite.devices import Override
 from tritonite.runtime.contract import empty
