@@ -119,9 +119,12 @@ else:
         raise AttributeError(name)
 
 
+_this: Any = sys.modules[__name__]
+
+
 def in_force() -> Device:
     """Return `current`, within this module too."""
-    return sys.modules[__name__].current  # type: ignore[no-any-return]
+    return _this.current  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -214,6 +217,7 @@ def takes_ptx(backend: str) -> bool:
     return any(each.ptx and each.target == backend for each in (nvidia.RECORD, *present))
 
 
+@functools.lru_cache(maxsize=64)
 def has_dependent_launch(device: torch.device) -> bool:
     """Return whether the device has programmatic dependent launch: NVIDIA from sm_90 on."""
     return of(device).runtime.has_dependent_launch(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,18 @@ from tritonite.devices.runtime import Runtime
 
 if TYPE_CHECKING:
     from tritonite.devices.record import Device
+
+
+@functools.lru_cache(maxsize=64)
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.lru_cache(maxsize=64)
+def _resident_threads(device: torch.device) -> int:
+    properties = torch.cuda.get_device_properties(device)
+    # Whole blocks of 256 threads, as ATen counts.
+    return int(properties.multi_processor_count * (properties.max_threads_per_multi_processor // 256 * 256))
 
 
 class CudaRuntime(Runtime):
@@ -43,12 +56,10 @@ class CudaRuntime(Runtime):
         return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
 
     def multiprocessors(self, device: torch.device, kind: Device) -> int:
-        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return _multiprocessors(device)
 
     def resident_threads(self, device: torch.device) -> int:
-        properties = torch.cuda.get_device_properties(device)
-        # Whole blocks of 256 threads, as ATen counts.
-        return int(properties.multi_processor_count * (properties.max_threads_per_multi_processor // 256 * 256))
+        return _resident_threads(device)
 
     def device_name(self, device: torch.device, kind: Device) -> str:
         return torch.cuda.get_device_name(device)

@@ -36,15 +36,10 @@ class NvidiaRuntime(CudaRuntime):
         return min(kind.shared_memory, torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024)
 
     def has_dependent_launch(self, device: torch.device) -> bool:
-        return _is_hopper_or_later(device) and sufficient_driver()
+        return torch.cuda.get_device_capability(device) >= (9, 0) and sufficient_driver()
 
     def prepares_launches(self, architecture: Any) -> bool:
         return architecture >= 90 and sufficient_driver()
-
-
-@functools.lru_cache(maxsize=64)
-def _is_hopper_or_later(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.lru_cache(maxsize=1)

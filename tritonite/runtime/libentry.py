@@ -36,6 +36,7 @@ from tritonite.runtime.symbols import Symbol, value_of
 _MOST_KEPT = 4096
 _TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES
 _SEVERAL = not devices.default.interpreted and devices.default.runtime.count(devices.default) > 1
+_TYPE = devices.default.type
 _TYPES = frozenset(device.type for device in devices.present) - {"cpu"}
 
 
@@ -126,9 +127,7 @@ class LibEntry(KernelInterface):
                 self._record(recorder, given | symbols, grid, None)
             with interpreting():
                 return self.jit.run(grid=_extents(grid, given), warmup=warmup, **on_host(given))
-        if self._waits and devices.has_dependent_launch(
-            torch.device(devices.current.type, driver.active.get_current_device())
-        ):
+        if self._waits and devices.has_dependent_launch(torch.device(_TYPE, driver.active.get_current_device())):
             kwargs = kwargs | launch.DEPENDENT
         found = None if warmup else self._resolve(args, kwargs)
         kernel = None if found is None else self._kernels.get(found[0])
