@@ -12,6 +12,7 @@ import triton.language as tl
 
 import tritonite
 from tritonite import devices
+from tritonite.devices.cuda import CudaRuntime
 from tritonite.engine.gemm import product
 from tritonite.errors import CapturedInPart, Decline
 from tritonite.install import override, python
@@ -440,7 +441,7 @@ def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(de
         monkeypatch.setattr(compilation, "watch", lambda *_: None)
     x, pad = torch.arange(6.0, device=device), (0, 1)
     with standing_in("constant_pad_nd", host) as runs:
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(contract, "is_capturing", lambda: True)
         for _ in range(2):
             assert torch.constant_pad_nd(x, pad, 2.0).tolist() == [*x.tolist(), 2.0]
         reason = "a kernel to compile while a CUDA graph is captured"
@@ -454,7 +455,6 @@ def _compiling(monkeypatch, kernel, device):
     if device == "cpu":
         monkeypatch.setattr(type(kernel), "_compiles", True)
         monkeypatch.setattr(type(kernel), "_resolve", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(contract, "is_capturing", lambda: True)
     monkeypatch.setattr(python, "is_capturing", lambda: True)
 
@@ -503,6 +503,8 @@ def test_a_handle_of_cublas_is_made_before_a_capture(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(made.append(device)))
     monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: made.append("handle"))
     monkeypatch.setattr(contract._local, "blas", frozenset())
+    runtimes = {"cuda": CudaRuntime(), "cpu": devices.HostRuntime()}
+    monkeypatch.setattr(devices, "of", lambda device: mock.Mock(runtime=runtimes[device.type]))
     monkeypatch.setattr(contract, "is_capturing", lambda: True)
     contract.prepare_blas(first)
     assert not made

@@ -53,9 +53,9 @@ _SHORT_COLUMNS = """
 import dataclasses, re, torch, tritonite
 from triton.backends.compiler import GPUTarget
 from tritonite import devices
-from tritonite.devices import nvidia
+from tritonite.devices import compile_only
 from tritonite.testing import targets
-devices.current = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="CPU")
+devices.current = dataclasses.replace(compile_only.RECORD, kind="nvidia", dispatch_key="CPU")
 for width in (56, 55):
     x = torch.empty(33, 2, 63, 75, width, dtype=torch.float16)
     for name, arguments in (("sum.dim_IntList", ([1],)), ("amax", ([1],)), ("_softmax", (1, False))):

@@ -21,7 +21,11 @@ def kind(monkeypatch):
     """Return a function that makes the current device one of another kind."""
 
     def change(name, **fields):
-        record = dataclasses.replace(devices.current, kind=name, interpreted=name == "interpreter", **fields)
+        native = devices.NativeDriver(name == "nvidia") if name in ("nvidia", "interpreter") else None
+        interpreted = name == "interpreter"
+        target = {"nvidia": "cuda", "amd": "hip"}.get(name, "")
+        fields = {"native": native, "interpreted": interpreted, "target": target, **fields}
+        record = dataclasses.replace(devices.current, kind=name, **fields)
         monkeypatch.setattr(devices, "current", record)
 
     return change

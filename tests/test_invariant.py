@@ -9,7 +9,7 @@ from conftest import FULL, every_second
 
 import tritonite
 from tritonite import devices, fused
-from tritonite.devices import nvidia
+from tritonite.devices import compile_only
 from tritonite.engine import scan
 from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm import operands as gemm_operands
@@ -49,7 +49,7 @@ def small_blocks(change_tables, change_device):
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """Choose blocks as for an H100."""
-    record = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="CPU")
+    record = dataclasses.replace(compile_only.RECORD, kind="nvidia", dispatch_key="CPU", aten_measured=True)
     monkeypatch.setattr(devices, "current", record)
     answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
     for name, answer in {**answers, "shared_memory": 232_448}.items():

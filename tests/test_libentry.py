@@ -14,6 +14,7 @@ import triton.language as tl
 
 import tritonite
 from tritonite import devices
+from tritonite.devices import nvidia
 from tritonite.errors import InvalidDeclaration
 from tritonite.runtime import contract
 from tritonite.runtime.launch import Launch, Specialization
@@ -196,10 +197,10 @@ def test_a_launch_reads_what_the_one_before_it_wrote(path, device, captured):
 def test_a_launch_is_prepared_where_device_and_driver_can(monkeypatch):
     assert devices.prepares_launches("cuda", 90) and devices.prepares_launches("cuda", 100)
     assert not devices.prepares_launches("cuda", 80) and not devices.prepares_launches("hip", "gfx942")
-    monkeypatch.setattr(devices, "_driver_version", lambda: 12_020)
+    monkeypatch.setattr(nvidia, "sufficient_driver", lambda: False)
     assert not devices.prepares_launches("cuda", 90)
-    monkeypatch.setattr(devices, "has_tma", lambda device: True)
-    assert not devices.has_dependent_launch(torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert not nvidia.RECORD.runtime.has_dependent_launch(torch.device("cuda", 0))
 
 
 @tritonite.libentry()

@@ -25,6 +25,16 @@ PHRASES = re.compile(
     r"\b(so many|as many as there|(which|that) there (are|is)( not)?|of whose|tells? of|half types|upright|far apart|"
     r"next to each other|goes its own way)\b"
 )
+# The modules that are about one kind of device: its record, its installation, the clock of its kernels, compilation for
+# named targets. Elsewhere code asks the record (`devices.current`), never the name.
+ABOUT_A_DEVICE = (
+    "tritonite/devices/",
+    "tritonite/bench/timing.py",
+    "tritonite/report/doctor/machine.py",
+    "tritonite/testing/compile_cases/",
+    "tritonite/testing/targets.py",
+)
+KINDS_OF_DEVICE = {"cuda", "hip", "nvidia", "amd", "interpreter"}
 REASON = "# noqa: BLE001 - "
 # The most parameters of a kernel or a device function, of any other function, and the most lines of a file.
 MOST_OF_A_KERNEL, MOST_OF_A_FUNCTION, MOST_LINES = 20, 12, 500
@@ -65,6 +75,8 @@ def breaches(text: str, name: str) -> Iterator[str]:
                 yield f"{where}: globals()"
             if node.func.id == "print" and package and name not in MAY_PRINT:
                 yield f"{where}: print outside the command line"
+        if package and not name.startswith(ABOUT_A_DEVICE) and _asks_for_a_kind(node):
+            yield f"{where}: a question about a kind of device: ask a field of its record, or a method of its runtime"
         if package and _is_launched(node) and "wait_for_previous_launch" not in map(_called, node.body):
             yield f"{where}: a kernel that does not wait for the launch before it"
         if package and name not in MAY_REGISTER and _is_registration(node):
@@ -114,6 +126,21 @@ def _unclear(tree: ast.Module, text: str, name: str) -> Iterator[str]:
     for line, words in sorted(prose.items()):
         for found in PHRASES.finditer(" ".join(words.split())):
             yield f"{name}:{line}: {found[0]!r}: say it in the field's words"
+
+
+def _asks_for_a_kind(node: ast.AST) -> bool:
+    """Return whether a node compares with a kind's name, or asks PyTorch for CUDA or ROCm.
+
+    `Device.aten` may be compared: it says whose results a device follows, not what the device is.
+    """
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        values = [each for side in sides for each in (side.elts if isinstance(side, (ast.Tuple, ast.Set)) else [side])]
+        named = any(isinstance(each, ast.Constant) and each.value in KINDS_OF_DEVICE for each in values)
+        return named and not any(isinstance(side, ast.Attribute) and side.attr == "aten" for side in sides)
+    if not isinstance(node, ast.Attribute):
+        return False
+    return node.attr == "is_cuda" or ast.unparse(node) in ("torch.cuda", "torch.version.hip", "torch.version.cuda")
 
 
 def _is_launched(node: ast.AST) -> bool:

@@ -249,7 +249,7 @@ def registered_overload(declaration: Declaration) -> Overload:
     library.register([declaration])
     (name,) = declaration.packets
     op = library.registered()[name]
-    kernel = None if override.native_dispatcher() is not None else python.override(op, None)
+    kernel = None if override.native_dispatcher() is not None else python.override(op, None, devices.default)
     return Overload(library.overload_of(name), op, kernel)
 
 

@@ -376,7 +376,7 @@ def cases(
         if not matches(ops, packet):
             continue
         op = representative(packet)
-        if tritonite.device == "cuda" and packet in ONLY_ON_CPUS:
+        if tritonite.backend.profiled and packet in ONLY_ON_CPUS:
             continue
         if op.out_names or not op.schema.returns or "Tensor" not in str(op.schema.returns[0].type):
             # It has no result tensor: a step of another operator, or one that waits for the device.

@@ -76,7 +76,7 @@ def _measure(arguments: Sequence[Any], flops: int | None) -> str:
     # The result counts as large as the largest operand.
     moved = sum(sizes) + max(sizes)
     short = max(moved / _BYTES_A_SECOND, (flops or 0) / _FLOPS_A_SECOND) < _SHORT
-    return "graph" if short and tritonite.device == "cuda" else "device"
+    return "graph" if short and tritonite.backend.profiled else "device"
 
 
 def _label(arguments: Sequence[Any], given: dict[str, Any], dtype: torch.dtype) -> str:

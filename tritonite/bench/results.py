@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tritonite import devices
 from tritonite.errors import InvalidResults
 
 SCHEMA = 1
@@ -168,7 +169,7 @@ class Machine:
 
     @property
     def interpreted(self) -> bool:
-        return self.kind == "interpreter"
+        return self.kind == devices.INTERPRETER
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import triton
 from torch.utils import _pytree as pytree
 
 import tritonite
+from tritonite import devices
 from tritonite.bench import timing
 from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.fused import PAIRS
@@ -54,12 +55,18 @@ def provider(text: str) -> Provider:
     return Provider(name, lambda _: scope())
 
 
+def _device_name() -> str:
+    """Return the name of the GPU, or of the processor where kernels run on the CPU."""
+    if tritonite.backend.host_memory:
+        return platform.processor() or platform.machine()
+    return devices.name_of(devices.current_device())
+
+
 def machine(command: str, with_matmul: bool = False, seed: int | None = None) -> Machine:
     """Describe this machine and the run; measures its bandwidth and, if asked, its matmul rates."""
-    cuda = tritonite.device == "cuda"
     rates = dict(timing.matmul_rates((torch.float16, torch.bfloat16, torch.float32))) if with_matmul else {}
     return Machine(
-        device=torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        device=_device_name(),
         kind=tritonite.backend.kind,
         versions={
             "tritonite": tritonite.__version__,

@@ -58,7 +58,7 @@ BOTH = Provider("compile+tritonite", TRITONITE.scope, COMPILE.wrap)
 
 
 def synchronize() -> None:
-    if tritonite.device == "cuda":
+    if tritonite.backend.profiled:
         torch.cuda.synchronize()
 
 
@@ -83,7 +83,7 @@ def device_samples(call: Call, calls: int = _DEVICE_CALLS, cycles: int = 0) -> l
     The eviction takes longer than the host needs to queue an operator, so that host time is hidden. For longer calls
     the device is kept busy for further `cycles`.
     """
-    if tritonite.device != "cuda":
+    if not tritonite.backend.profiled:
         return [_wall(call)]
     flush = _flush()
     events = []
@@ -176,7 +176,7 @@ def measure(calls: Mapping[Provider, Call], op: str, kind: str = "device", round
 
     Returns times in microseconds by the provider's name.
     """
-    if kind == "device" and tritonite.device == "cuda":
+    if kind == "device" and tritonite.backend.profiled:
         _flush()
     ready: dict[Provider, tuple[Call, float]] = {}
     for provider, call in calls.items():
@@ -201,7 +201,7 @@ def measure(calls: Mapping[Provider, Call], op: str, kind: str = "device", round
 
 def copy_bandwidth() -> float:
     """Measure the device's copy bandwidth in bytes a second; reads and writes both count."""
-    count = 2**28 if tritonite.device == "cuda" else 2**22
+    count = 2**28 if tritonite.backend.profiled else 2**22
     source = torch.zeros(count, device=tritonite.device)
     target = torch.empty_like(source)
     taken = measure({ATEN: lambda: target.copy_(source)}, "copy_")["aten"].median
@@ -210,7 +210,7 @@ def copy_bandwidth() -> float:
 
 def matmul_rates(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, float]]:
     """Measure ATen's square matrix products that fill the device. Yields (dtype, flops a second)."""
-    side = 8192 if tritonite.device == "cuda" else 256
+    side = 8192 if tritonite.backend.profiled else 256
     for dtype in dtypes:
         x = torch.randn(side, side, device=tritonite.device).to(dtype)
         taken = measure({ATEN: functools.partial(torch.mm, x, x)}, "mm")["aten"].median

@@ -109,8 +109,8 @@ class _Worker:
 def _work(connection: Any, cases: Cases, names: tuple[str, ...], jobs: int) -> None:
     """Receive indices of cases, check them, and send (check, whether the device is still usable) for each."""
     torch.set_num_threads(1)
-    if tritonite.device == "cuda":
-        torch.cuda.set_per_process_memory_fraction(_MEMORY / jobs)
+    if tritonite.backend.profiled:
+        torch.get_device_module(tritonite.device).set_per_process_memory_fraction(_MEMORY / jobs)
     every, providers = cases(), [timing.TRITONITE, *map(provider, names)]
     while True:
         try:

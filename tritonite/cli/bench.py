@@ -62,7 +62,7 @@ def _measure_regressions(patterns: list[str] | None, rounds: int) -> None:
 
     from tritonite.bench.regressions import cases, measure
 
-    if tritonite.device != "cuda":
+    if not tritonite.backend.profiled:
         raise typer.BadParameter("needs a GPU", param_hint="--regressions")
     wanted = patterns or ["*"]
     chosen = [
@@ -199,7 +199,7 @@ def bench(
     model_dtypes = _model_dtypes(dtype, zoo) if known_models(model) or zoo else []
     dtypes = dtypes_named(dtype) if dtype else None
     for name in measure or ():
-        if name not in results.MEASURES or (name == "graph" and tritonite.device != "cuda"):
+        if name not in results.MEASURES or (name == "graph" and not tritonite.backend.profiled):
             raise typer.BadParameter(
                 f"cannot measure {name!r} on this device; measures are {', '.join(results.MEASURES)}",
                 param_hint="--measure",

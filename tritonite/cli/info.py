@@ -14,7 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 import tritonite
+from tritonite import devices
 from tritonite.cli.common import app, console
+from tritonite.devices import plugins
 from tritonite.report.environment import ENVIRONMENT
 from tritonite.runtime import native
 
@@ -52,9 +54,15 @@ def info() -> None:
     table.add_row("torch", torch.__version__)
     table.add_row("triton", triton.__version__)
     table.add_row("python", platform.python_version())
-    name = torch.cuda.get_device_name() if tritonite.device == "cuda" else platform.processor() or platform.machine()
+    name = platform.processor() or platform.machine()
+    if not tritonite.backend.host_memory:
+        name = devices.name_of(devices.current_device())
     table.add_row("device", f"{tritonite.device} ({name})")
-    table.add_row("backend", tritonite.backend.kind)
+    table.add_row("backend", tritonite.backend.served_by)
+    for other in devices.present[1:]:
+        table.add_row("  also", f"{other.served_by}, device type {other.type}")
+    for plugin, reason in plugins.broken.items():
+        table.add_row("  left out", f"{plugin}: {reason}")
     table.add_row("mode", "Triton's interpreter" if tritonite.backend.interpreted else "compiled kernels")
     table.add_row("call path", native.state() if native.wanted() else "Python")
     families = Counter(op.family for op in tritonite.overloads().values())

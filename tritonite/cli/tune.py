@@ -45,7 +45,7 @@ def tune(
     if convolutions is not None and convolutions.exists():
         _fit_convolutions(convolutions)
         return
-    if tritonite.device != "cuda" or tritonite.backend.interpreted:
+    if tritonite.backend.interpreted or not tritonite.backend.dispatch_key:
         raise NoDevice
     if model:
         _fit_model(seconds, seed, jobs)
@@ -88,7 +88,7 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
     from tritonite.engine.gemm import cost
     from tritonite.tuning import sweep
 
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = devices.current_device()
     name, count = devices.name_of(device), devices.multiprocessors(device)
     cache.check_writable(cost.own(name))
     tables = dict(cost.tables(name, devices.architecture(device)) or cost.tables("", "sm_90"))

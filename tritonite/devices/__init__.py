@@ -1,74 +1,32 @@
-"""Kinds of devices: a capability record for each, and properties of the GPUs present."""
+"""Kinds of devices: a record for each, from plug-ins, and properties of the devices present.
+
+- record.py: `Device`, the record, and `Override`, a vendor's own host function
+- runtime.py: `Runtime`, what the host asks of devices of one type; cuda.py: of torch.cuda's
+- plugins.py: how records are found, ours and those of other packages
+- tables.py: an engine's tables by kind of device
+- nvidia.py, amd.py, interpreter.py, compile_only.py: our own plug-ins
+
+`current` is the record of the device whose call this thread serves, and outside calls the default device's.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from tritonite.devices.record import Device, NativeDriver, Override
+from tritonite.devices.runtime import HostRuntime, Runtime
 from tritonite.errors import TritonImportedTooEarly
 
-
-@dataclass(frozen=True)
-class Device:
-    """Capabilities and block sizes of a kind of device; nothing in the record belongs to one operator.
-
-    Attributes:
-        kind: "nvidia", "amd", "interpreter", or "none" for compilation without a device.
-        type: PyTorch's device type.
-        dispatch_key: the key that overrides register at.
-        flat_bytes: bytes of the widest operand that a program handles in a flat iteration space. A block has 2,048
-            elements at most, except in the interpreter.
-        tile_bytes: bytes of the widest operand that a program handles in a two-dimensional iteration space.
-        transpose_tile: (rows, columns) of a tile where operands are contiguous along different dimensions.
-        num_warps: warps of a pointwise program.
-        row_elements: elements that a program reduces at a time.
-        row_columns: contiguous elements of a tile in a column reduction.
-        programs: programs that fill the device.
-        most_warps: warps of the largest program.
-        shared_memory: bytes of shared memory that a program may use; Triton keeps the rest.
-        registers: 32-bit registers of a multiprocessor.
-        small_elements: the size up to which a pointwise iteration space counts as small.
-        small_block: elements of the smallest block in a flat space; 0 where all spaces have the same block.
-        small_transpose_tile: `transpose_tile` of small spaces.
-        interpreted: Triton's interpreter runs the kernels.
-        forward_progress: a running program keeps running while other programs wait for it.
-        ptx: kernels may contain NVIDIA's assembly.
-        aten_measured: it is known where ATen's kernels are faster.
-        unverified: operators and families whose results or speed nobody has verified on this kind of device. They stay
-            ATen's unless a caller names them.
-        options: compiler options of every kernel.
-        flushing: compiler options of kernels in which subnormals may be 0.
-    """
-
-    kind: str
-    type: str
-    dispatch_key: str
-    flat_bytes: int
-    tile_bytes: int
-    transpose_tile: tuple[int, int]
-    num_warps: int
-    row_elements: int
-    row_columns: int
-    programs: int
-    most_warps: int = 16
-    shared_memory: int = 226 * 1024
-    registers: int = 2**16
-    small_elements: int = 0
-    small_block: int = 0
-    small_transpose_tile: tuple[int, int] = (0, 0)
-    interpreted: bool = False
-    forward_progress: bool = False
-    ptx: bool = False
-    aten_measured: bool = False
-    unverified: frozenset[str] = frozenset()
-    options: dict[str, Any] = field(default_factory=dict)
-    flushing: dict[str, Any] = field(default_factory=dict)
-
+__all__ = ["Device", "HostRuntime", "NativeDriver", "Override", "Runtime", "current", "default", "present"]
 
 # Values of TRITON_INTERPRET that Triton itself takes for true.
 _ON = ("1", "true", "yes", "on", "y")
@@ -100,112 +58,193 @@ def _method(function: Any) -> Any:
     return lambda *args, **kwargs: function(*args, **kwargs)
 
 
-def _detect() -> Device:
-    from tritonite.devices import amd, compile_only, interpreter, nvidia
+def _detect() -> tuple[Device, ...]:
+    """Return the devices that this process serves, the default first: all interpreted, or none of them."""
+    from tritonite.devices import compile_only, plugins
 
     setting = os.environ.get("TRITON_INTERPRET")
+    every = plugins.found()
+    interpreted = [device for device in every if device.interpreted]
+    compiled = [device for device in every if not device.interpreted]
     if setting is not None and setting.lower() in _ON:
-        return interpreter.RECORD
-    if torch.cuda.is_available():
-        return amd.RECORD if torch.version.hip else nvidia.RECORD
+        return _default_first(interpreted)
+    if compiled:
+        return _default_first(compiled)
     if setting is not None:
-        return compile_only.RECORD
+        return (replace(compile_only.RECORD, plugin="tritonite"),)
     os.environ["TRITON_INTERPRET"] = "1"
     if "triton" in sys.modules:
         _decorate_library()
-    return interpreter.RECORD
+    return _default_first(interpreted)
 
 
-# The kinds for which engines have tables.
+def _default_first(found: list[Device]) -> tuple[Device, ...]:
+    """Return the devices, that of PyTorch's current accelerator first."""
+    if len(found) > 1:
+        accelerator = torch.accelerator.current_accelerator()
+        found.sort(key=lambda device: accelerator is None or device.type != accelerator.type)
+    from tritonite.devices import plugins
+
+    # What results follow is part of formulas, which a process has once.
+    for device in found[1:]:
+        if device.aten != found[0].aten:
+            plugins.leave_out(device.kind, device.plugin, f"results follow ATen's {found[0].aten} kernels here")
+    return tuple([device for device in found if device.aten == found[0].aten])
+
+
+class _Serving(threading.local):
+    """The device whose call a thread serves, where several are present."""
+
+    device: Device
+
+
+# The kind under which results of the interpreter are stored.
+INTERPRETER = "interpreter"
+# The kinds for which engines have tables of their own.
 KINDS = ("nvidia", "amd", "interpreter", "none")
-current = _detect()
+# The devices that this process serves. The first is the default one.
+present = _detect()
+default = present[0]
+current: Device
+_Serving.device = default
+_serving = _Serving()
+if len(present) == 1:
+    current = default
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return the device that this thread serves as `current`, which a process with one device has as a constant."""
+        if name == "current":
+            return _serving.device
+        raise AttributeError(name)
+
+
+_this: Any = sys.modules[__name__]
+
+
+def in_force() -> Device:
+    """Return `current`, within this module too."""
+    return _this.current  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def serving(device: Device) -> Iterator[None]:
+    """Make a device `current` for this thread within the with block, where several are present."""
+    outer, _serving.device = _serving.device, device
+    try:
+        yield
+    finally:
+        _serving.device = outer
+
+
+def of(device: torch.device) -> Device:
+    """Return the record of a device, or the current one for a type that no plug-in serves."""
+    own = in_force()
+    if device.type == own.type:
+        return own
+    return next((each for each in present if each.type == device.type), own)
+
+
+def current_device() -> torch.device:
+    """Return the device, with its index, on which a call without tensors allocates."""
+    kind = in_force()
+    index = kind.runtime.current_index(kind)
+    return torch.device(kind.type) if index is None else torch.device(kind.type, index)
+
+
+def indexed(device: torch.device) -> torch.device:
+    """Return a device without an index as PyTorch takes it, with this thread's current index if its type has one."""
+    kind = next((each for each in (in_force(), *present) if each.type == device.type), None)
+    index = None if kind is None else kind.runtime.current_index(kind)
+    return device if index is None else torch.device(device.type, index)
+
+
+def elsewhere(device: torch.device) -> str:
+    """Return why a call declines a tensor that is not on the current kind of device."""
+    several = any(device.type == each.type for each in present)
+    return "a tensor on another device" if several else f"device {device}"
+
+
+def named(kind: str) -> Device:
+    """Return the record of a kind that is present. Raises KeyError for any other."""
+    for device in (in_force(), *present):
+        if device.kind == kind:
+            return device
+    raise KeyError(kind)
+
+
+def overridden() -> frozenset[str]:
+    """Return the overloads for which a device present has a vendor's host function."""
+    return frozenset().union(*[device.overrides for device in present])
 
 
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors."""
-    return _multiprocessors(device) if device.type == "cuda" else max(1, current.programs // 8)
-
-
-@functools.lru_cache(maxsize=64)
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    kind = of(device)
+    return kind.runtime.multiprocessors(device, kind)
 
 
 def resident_threads(device: torch.device) -> int:
     """Return the number of threads resident at a time, which is the most that ATen's grid-stride kernels launch."""
-    return _resident_threads(device) if device.type == "cuda" else 2048
-
-
-@functools.lru_cache(maxsize=64)
-def _resident_threads(device: torch.device) -> int:
-    properties = torch.cuda.get_device_properties(device)
-    # Whole blocks of 256 threads, as ATen counts.
-    return int(properties.multi_processor_count * (properties.max_threads_per_multi_processor // 256 * 256))
+    return of(device).runtime.resident_threads(device)
 
 
 @functools.lru_cache(maxsize=64)
 def has_tma(device: torch.device) -> bool:
     """Return whether the device has TMA, which copies tiles by tensor descriptors: NVIDIA from sm_90 on."""
-    if device.type != "cuda":
-        return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    kind = of(device)
+    return kind.runtime.has_tma(device, kind)
 
 
 @functools.lru_cache(maxsize=64)
 def has_wgmma(device: torch.device) -> bool:
     """Return whether the device has WGMMA instructions: sm_90 alone."""
-    return device.type == "cuda" and has_tma(device) and torch.cuda.get_device_capability(device)[0] == 9
-
-
-# CUDA 12.3, the first driver that captures dependent launches into CUDA graphs.
-_FIRST_DRIVER = 12_030
+    return of(device).runtime.has_wgmma(device)
 
 
 def prepares_launches(backend: str, architecture: Any) -> bool:
     """Return whether a Triton target has programmatic dependent launch: `backend` "cuda", `architecture` 90 or more."""
-    return backend == "cuda" and architecture >= 90 and _driver_version() >= _FIRST_DRIVER
-
-
-@functools.lru_cache(maxsize=1)
-def _driver_version() -> int:
-    """Return the CUDA version of NVIDIA's driver (12030 for 12.3), or the lowest sufficient one without a driver."""
-    if torch.version.hip is not None or not torch.cuda.is_available():
-        return _FIRST_DRIVER
     from tritonite.devices import nvidia
 
-    return nvidia.driver_version()
+    records = (nvidia.RECORD, *present)
+    return any(each.target == backend and each.runtime.prepares_launches(architecture) for each in records)
 
 
+def takes_ptx(backend: str) -> bool:
+    """Return whether kernels compiled for one of Triton's backends may contain NVIDIA's assembly."""
+    from tritonite.devices import nvidia
+
+    return any(each.ptx and each.target == backend for each in (nvidia.RECORD, *present))
+
+
+@functools.lru_cache(maxsize=64)
 def has_dependent_launch(device: torch.device) -> bool:
     """Return whether the device has programmatic dependent launch: NVIDIA from sm_90 on."""
-    return device.type == "cuda" and has_tma(device) and _driver_version() >= _FIRST_DRIVER
+    return of(device).runtime.has_dependent_launch(device)
 
 
 @functools.lru_cache(maxsize=64)
 def has_float8(device: torch.device) -> bool:
     """Return whether Triton converts float8_e4m3fn on the device: NVIDIA from sm_89 on, and the interpreter."""
-    if device.type != "cuda":
-        return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+    kind = of(device)
+    return kind.runtime.has_float8(device, kind)
 
 
 @functools.lru_cache(maxsize=64)
 def architecture(device: torch.device) -> str:
     """Return the compute capability, such as "sm_90"; "" for anything but an NVIDIA GPU."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return ""
-    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    return of(device).runtime.architecture(device)
 
 
 @functools.lru_cache(maxsize=64)
 def name_of(device: torch.device) -> str:
     """Return the device name under which tuned tiles are stored."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else current.kind
+    kind = of(device)
+    return kind.runtime.device_name(device, kind)
 
 
 @functools.lru_cache(maxsize=64)
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program may use, without Triton's own 1,024."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return current.shared_memory
-    return min(current.shared_memory, torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024)
+    kind = of(device)
+    return kind.runtime.shared_memory(device, kind)

@@ -3,5 +3,16 @@
 from dataclasses import replace
 
 from tritonite.devices import nvidia
+from tritonite.devices.runtime import HostRuntime
 
-RECORD = replace(nvidia.RECORD, kind="none", type="cpu", dispatch_key="", aten_measured=False)
+RECORD = replace(
+    nvidia.RECORD,
+    kind="none",
+    type="cpu",
+    dispatch_key="",
+    runtime=HostRuntime(),
+    aten="cpu",
+    native=None,
+    host_memory=True,
+    aten_measured=False,
+)

@@ -4,10 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import inspect
 from typing import Any
 
-from tritonite.devices import Device
+import torch
+
+from tritonite.devices.cuda import CudaRuntime
+from tritonite.devices.record import Device, NativeDriver
+
+# CUDA 12.3, the first driver that captures dependent launches into CUDA graphs.
+_FIRST_DRIVER = 12_030
+
+
+class NvidiaRuntime(CudaRuntime):
+    """The functions of torch.cuda, and properties by compute capability."""
+
+    def has_tma(self, device: torch.device, kind: Device) -> bool:
+        return torch.cuda.get_device_capability(device) >= (9, 0)
+
+    def has_wgmma(self, device: torch.device) -> bool:
+        return torch.cuda.get_device_capability(device)[0] == 9
+
+    def has_float8(self, device: torch.device, kind: Device) -> bool:
+        return torch.cuda.get_device_capability(device) >= (8, 9)
+
+    def architecture(self, device: torch.device) -> str:
+        return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+    def shared_memory(self, device: torch.device, kind: Device) -> int:
+        return min(kind.shared_memory, torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024)
+
+    def has_dependent_launch(self, device: torch.device) -> bool:
+        return torch.cuda.get_device_capability(device) >= (9, 0) and sufficient_driver()
+
+    def prepares_launches(self, architecture: Any) -> bool:
+        return architecture >= 90 and sufficient_driver()
+
+
+@functools.lru_cache(maxsize=1)
+def sufficient_driver() -> bool:
+    """Return whether NVIDIA's driver captures dependent launches; True without a driver, for other machines."""
+    return torch.version.hip is not None or not torch.cuda.is_available() or driver_version() >= _FIRST_DRIVER
+
 
 RECORD = Device(
     kind="nvidia",
@@ -20,10 +59,19 @@ RECORD = Device(
     row_elements=4096,
     row_columns=64,
     programs=1056,
+    runtime=NvidiaRuntime(),
+    target="cuda",
+    native=NativeDriver(by_default=True),
+    tensor_cores=frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8)),
+    tma=True,
+    fp8=True,
+    atomics=frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)),
     most_warps=32,
     small_elements=2**18,
     small_block=128,
     small_transpose_tile=(16, 32),
+    captures=True,
+    profiled=True,
     forward_progress=True,
     ptx=True,
     aten_measured=True,
@@ -38,6 +86,11 @@ RECORD = Device(
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},
 )
+
+
+def device() -> Device | None:
+    """Return the record if PyTorch finds an NVIDIA GPU."""
+    return RECORD if torch.cuda.is_available() and not torch.version.hip else None
 
 
 def driver_version() -> int:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
@@ -49,7 +50,7 @@ class HistogramTable(NamedTuple):
     points: int = 1024
 
 
-HISTOGRAM: dict[str, HistogramTable] = dict.fromkeys(devices.KINDS, HistogramTable())
+HISTOGRAM: Tables[HistogramTable] = Tables("histogram", dict.fromkeys(devices.KINDS, HistogramTable()))
 
 
 def histogram_table() -> HistogramTable:

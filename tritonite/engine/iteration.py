@@ -207,7 +207,7 @@ def common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.dev
             if own.type == "cpu" and value.dim() == 0 and not any(value is out for out in outs):
                 scalars.append(value)
                 continue
-            raise Decline(f"device {own}")
+            raise Decline(devices.elsewhere(own))
         if found is None:
             found = own
         elif found != own:

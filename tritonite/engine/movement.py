@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tritonite import dtypes
+from tritonite import devices, dtypes
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import common_device, contiguous_strides, may_overlap, never_overlaps_itself
 from tritonite.engine.pointwise.declare import Pointwise
@@ -159,7 +159,7 @@ def check_placement(like: torch.Tensor | None, layout: Any, device: Any, pin_mem
     if layout not in (None, torch.strided) or pin_memory:
         raise Decline(f"layout {layout}, pin_memory {pin_memory}; served: strided and unpinned")
     if like is not None and device is not None and torch.device(device) != like.device:
-        raise Decline(f"device {device}")
+        raise Decline(devices.elsewhere(device))
 
 
 def result(

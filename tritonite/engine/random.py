@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_conversion
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import route, sort_along, sort_long_rows
@@ -57,7 +58,7 @@ class RandomTable(NamedTuple):
     shuffled: int = 1024
 
 
-RANDOM: dict[str, RandomTable] = dict.fromkeys(devices.KINDS, RandomTable())
+RANDOM: Tables[RandomTable] = Tables("random", dict.fromkeys(devices.KINDS, RandomTable()))
 # Blocks in the interpreter are large because every block costs milliseconds of Python.
 RANDOM["interpreter"] = RandomTable(elements=8192)
 

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.language.math import maximum_nan, minimum_nan
@@ -35,7 +36,7 @@ class SegmentedTable(NamedTuple):
     elements: int = 1024
 
 
-SEGMENTED: dict[str, SegmentedTable] = dict.fromkeys(devices.KINDS, SegmentedTable())
+SEGMENTED: Tables[SegmentedTable] = Tables("segmented", dict.fromkeys(devices.KINDS, SegmentedTable()))
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Segments(NamedTuple):
             index=tl.int64 if reach >= INT32_LIMIT else tl.int32,
             cumulated=self.cumulated,
             initial=initial is not None,
-            checks=device.type == "cpu",
+            checks=device.aten == "cpu",
         )
         grid = (self.outer * self.n * -(-self.inner // columns),)
         number = IDENTITIES[reduction] if initial is None else initial

@@ -41,7 +41,7 @@ class Backend:
         chosen = options_of(mode, options)
         selected = select(chosen.include, chosen.exclude)
         mine: list[CompiledGraph] = []
-        captures = _captures(len(inputs)) if chosen.cudagraphs and devices.current.type == "cuda" else None
+        captures = _captures(len(inputs)) if chosen.cudagraphs and devices.current.captures else None
 
         def compile_graph(kind: str) -> Callable[..., Any]:
             def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Any:
@@ -69,7 +69,7 @@ class Backend:
     def reset(self) -> None:
         """Forget all graphs, and what CUDA graph trees keep."""
         self._graphs = []
-        if devices.current.type == "cuda":
+        if devices.current.captures:
             from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
             reset_cudagraph_trees()

@@ -164,7 +164,7 @@ def _device(inputs: list[Any]) -> torch.device:
     for value in inputs:
         if isinstance(value, torch.Tensor) and value.device.type == kind:
             return value.device
-    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    return devices.current_device()
 
 
 def _key(inputs: list[Any]) -> Hashable:

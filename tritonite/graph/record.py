@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tritonite import devices
 from tritonite.errors import RecordedWithoutGradient
 from tritonite.graph.compiled import CompiledGraph
 from tritonite.graph.options import options_of
@@ -146,5 +147,5 @@ def _autocast() -> Hashable:
     """Return the settings of autocast in force."""
     if not torch._C._is_any_autocast_enabled():
         return None
-    kinds = ("cpu", "cuda")
+    kinds = dict.fromkeys(("cpu", *[device.type for device in devices.present]))
     return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)

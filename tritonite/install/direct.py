@@ -16,6 +16,8 @@ from tritonite.errors import Decline
 from tritonite.registry import Op
 from tritonite.runtime.opaque import OpaqueMode
 
+# With several kinds of devices PyTorch's dispatcher finds the one that serves a call.
+_SEVERAL = len(devices.present) > 1
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -23,7 +25,7 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 def _ordinary() -> int:
     """Return the dispatch keys of ordinary tensors on the CPU and the device, as bits."""
     names = ["ADInplaceOrView"]
-    for key in {"CPU", devices.current.dispatch_key or "CPU"}:
+    for key in {"CPU", *[device.dispatch_key or "CPU" for device in devices.present]}:
         names += [key, f"Autograd{key}", f"Autocast{key}"]
     sets = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names]
     keys: int = functools.reduce(lambda a, b: a | b, sets).raw_repr()
@@ -49,10 +51,23 @@ def in_memory(values: Iterable[Any]) -> bool:
 def may_pass_by(*args: Any) -> bool:
     """Return whether a call may bypass PyTorch's dispatcher: no gradient, no transform and no dispatch mode applies."""
     return not (
-        torch._C._len_torch_dispatch_stack()
+        _SEVERAL
+        or torch._C._len_torch_dispatch_stack()
         or forward_ad._current_level >= 0
         or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args))
     ) and in_memory(args)
+
+
+def _device_of(values: Iterable[Any]) -> devices.Device:
+    """Return the kind of device that serves a call: its tensors', or the default one."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and (value.dim() or value.device.type != "cpu"):
+            return devices.of(value.device)
+        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+            return _device_of(value)
+        if isinstance(value, torch.device):
+            return devices.of(value)
+    return devices.default
 
 
 class Serving(OpaqueMode):
@@ -64,7 +79,8 @@ class Serving(OpaqueMode):
         op = registry.overloads().get(name)
         if op is not None and not torch._C._len_torch_dispatch_stack() and in_memory((*args, *kwargs.values())):
             with contextlib.suppress(Decline):
-                result = op(*args, **kwargs)
+                with devices.serving(_device_of((*args, *kwargs.values()))):
+                    result = op(*args, **kwargs)
                 increment_versions_of_lists(op, args, kwargs)
                 return result
         return func(*args, **kwargs)

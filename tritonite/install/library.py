@@ -62,11 +62,12 @@ def _register(declaration: Declaration) -> Op:
         # With the formula None, torch raises an error for a gradient.
         torch.library.register_autograd(name, formulas.gradient, setup_context=formulas.save, lib=library)
         torch.library.register_vmap(name, _vmapped(op), lib=library)
-    key = devices.current.dispatch_key
-    if key:
-        dispatcher = override.native_dispatcher()
-        if dispatcher is None:
-            library.impl(own, python.override(op, None), key)
+    dispatcher = override.native_dispatcher() if devices.default.dispatch_key else None
+    for device in devices.present:
+        if not device.dispatch_key:
+            continue
+        if dispatcher is None or device is not devices.default:
+            library.impl(own, python.override(op, None, device), device.dispatch_key)
         else:
             override.declare_native(dispatcher, op)
             dispatcher.install(op.overload, False)

@@ -203,21 +203,27 @@ def _register_with_torch(names: list[str]) -> None:
     """Register overloads with torch, with the native dispatcher's kernel or else Python's."""
     if not names:
         return
-    key, table = devices.current.dispatch_key, registry.overloads()
-    dispatcher = native_dispatcher()
+    table, dispatcher = registry.overloads(), native_dispatcher()
+    # The native dispatcher serves the default device alone.
+    by_python = devices.present if dispatcher is None else devices.present[1:]
+    libraries: list[Any] = []
     if dispatcher is not None:
         for name in names:
             dispatcher.install(name, name in _over_users)
             _registered[name] = functools.partial(dispatcher.uninstall, name)
-        return
+        if not by_python:
+            return
     with warnings.catch_warnings():
         # Silences torch's warning that a kernel is overridden.
         warnings.filterwarnings("ignore", message=r"(?s).*verrid", category=UserWarning)
-        library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
-        remove = functools.partial(_remove_all, library, names)
-        for name in names:
-            library.impl(name, key, _function_for(table[name], key), False)
-            _registered[name] = remove
+        remove = functools.partial(_remove_all, libraries, names, dispatcher)
+        for device in by_python:
+            key = device.dispatch_key
+            library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
+            libraries.append(library)
+            for name in names:
+                library.impl(name, key, _function_for(table[name], device), False)
+                _registered[name] = remove
 
 
 def _unregister(name: str) -> None:
@@ -230,10 +236,13 @@ def _unregister(name: str) -> None:
         _forget_dispatch(name)
 
 
-def _remove_all(library: Any, names: list[str]) -> None:
-    library.reset()
+def _remove_all(libraries: list[Any], names: list[str], dispatcher: ModuleType | None) -> None:
+    for library in libraries:
+        library.reset()
     for name in names:
         _registered.pop(name, None)
+        if dispatcher is not None:
+            dispatcher.uninstall(name)
         _forget_dispatch(name)
 
 
@@ -255,9 +264,12 @@ def _with_users_kernel(wanted: frozenset[str]) -> frozenset[str]:
     # Keys such as "aten/add.Tensor/CUDA".
     keys = torch.library._impls
     if len(keys) != _python_kernels.total or not _python_kernels.later <= keys:
-        begin, end = "aten/", f"/{devices.current.dispatch_key}"
-        on_device = [key for key in keys if key.startswith(begin) and key.endswith(end)]
-        overloads = frozenset(key[len(begin) : -len(end)] for key in on_device)
+        kinds = {device.dispatch_key for device in devices.present}
+        overloads = frozenset(
+            key.removeprefix("aten/").rpartition("/")[0]
+            for key in keys
+            if key.startswith("aten/") and key.rpartition("/")[2] in kinds
+        )
         _python_kernels = _PythonKernels(len(keys), keys - _AT_IMPORT, overloads)
     return _python_kernels.overloads & wanted
 
@@ -308,27 +320,28 @@ def audit_natively(begin: Callable[..., Any] | None, share: int, seed: int) -> N
 
 def declare_native(module: ModuleType, op: Op) -> None:
     """Declare an operator to the native dispatcher."""
-    key = devices.current.dispatch_key
+    key = devices.default.dispatch_key
     written = [i in op.written for i in range(len(op.schema.arguments))]
     module.declare(op.overload, key, list(op.takes_tensors), written, list(op.slots), python.recording(op))
 
 
-_functions: dict[str, Callable[..., Any]] = {}
+_functions: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
-def _function_for(op: Op, key: str) -> Callable[..., Any]:
+def _function_for(op: Op, device: devices.Device) -> Callable[..., Any]:
     """Return the Python override over the current kernel, cached unless a user's Python code registered that kernel."""
-    name = op.overload
-    if name in _functions and name not in _over_users:
-        return _functions[name]
-    function = python.override(op, torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key))
+    name, key = op.overload, device.dispatch_key
+    if (name, key) in _functions and name not in _over_users:
+        return _functions[name, key]
+    kernel = torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key)
+    function = python.override(op, kernel, device)
     if name not in _over_users:
-        _functions[name] = function
+        _functions[name, key] = function
     return function
 
 
 def _require_device() -> None:
-    if not devices.current.dispatch_key:
+    if not devices.default.dispatch_key:
         raise NoDevice
 
 

@@ -45,15 +45,16 @@ def audit_by(auditor: Auditor | None) -> None:
     _InForce.audit = auditor
 
 
-def override(op: Op, kernel: Any) -> Callable[..., Any]:
+def override(op: Op, kernel: Any, device: devices.Device) -> Callable[..., Any]:
     """Return the kernel to register for an operator: its host function, and ATen's `kernel` if that declines.
 
-    `kernel` is None for operators outside ATen, whose declined calls raise Unsupported.
+    `kernel` is None for operators outside ATen, whose declined calls raise Unsupported. `device` is the kind of device
+    at whose dispatch key the kernel is registered.
     """
-    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, devices.current.dispatch_key))
+    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.dispatch_key))
     counts = stats.counts_of(op.overload)
     count_launch, count_decline = counts.count_launch, counts.count_decline
-    interpreted = devices.current.interpreted
+    interpreted = device.interpreted
     tensor_arguments = [i for i, takes in enumerate(op.takes_tensors) if takes]
     inside_kernel, name, in_force = contract.inside_kernel, op.overload, _InForce
     # The range in a profile, within the range of ATen's operator.
@@ -93,7 +94,15 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
             check(result)
         return result
 
-    return call
+    if len(devices.present) == 1:
+        return call
+
+    @opaque
+    def call_on_device(*args: Any, **kwargs: Any) -> Any:
+        with devices.serving(device):
+            return call(*args, **kwargs)
+
+    return call_on_device
 
 
 def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:

@@ -14,6 +14,7 @@ from triton import knobs
 from triton.language.extra.cuda import libdevice as nvidia
 from triton.language.extra.hip import libdevice as amd
 
+from tritonite import devices
 from tritonite.language import interpreted
 
 _INTERPRETED = knobs.runtime.interpret
@@ -30,7 +31,7 @@ def _approximate(fast: str, exact: str, turns: bool = False) -> Callable[..., An
 
     @tl.core.builtin
     def in_compiler(x, _semantic=None):
-        if _semantic.builder.options.backend_name == "cuda":
+        if devices.takes_ptx(_semantic.builder.options.backend_name):
             return getattr(nvidia, fast)(x, _semantic=_semantic)
         if turns:
             x = x.__mul__(math.pi, _semantic=_semantic)
@@ -57,7 +58,7 @@ def _instruction(name: str, exact: str) -> Callable[..., Any]:
 
     @tl.core.builtin
     def in_compiler(x, _semantic=None):
-        if _semantic.builder.options.backend_name == "cuda":
+        if devices.takes_ptx(_semantic.builder.options.backend_name):
             return tl.inline_asm_elementwise(
                 f"{name}.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1, _semantic=_semantic
             )

@@ -7,6 +7,8 @@ from typing import Any
 from triton import knobs
 from triton.language import core
 
+from tritonite import devices
+
 # A sum with a rounding mode of its own is not contracted, and -0.0 leaves every number what it is. The assembler sees
 # through a copy.
 _PTX = {32: ("add.rn.f32 $0, $1, 0f80000000;", "=r,r"), 64: ("add.rn.f64 $0, $1, 0d8000000000000000;", "=l,l")}
@@ -17,7 +19,7 @@ def _uncontracted(x: Any, _semantic: Any = None) -> Any:
 
     A kernel that computes several formulas then rounds between them as one kernel for each formula would.
     """
-    if _semantic.builder.options.backend_name == "cuda":
+    if devices.takes_ptx(_semantic.builder.options.backend_name):
         assembly, constraints = _PTX[x.dtype.primitive_bitwidth]
     else:
         # LLVM does not look into assembly, and the comment is no instruction.

@@ -2,8 +2,8 @@
 
 ATen has two kernels for most operators, and the two differ: in the order of roundings, in the sign of a zero, in
 the layout or dtype of a result, in what they refuse. On a GPU results are ATen's GPU results. In Triton's interpreter
-operands are CPU tensors, and results are ATen's CPU results. Code that exists for such a difference asks here, and
-says next to the question what the difference is.
+operands are CPU tensors, and results are ATen's CPU results. `Device.aten` says which kernels a kind of device
+follows. Code that exists for such a difference asks here, and says next to the question what the difference is.
 """
 
 import triton.language as tl
@@ -13,7 +13,7 @@ from tritonite import devices
 
 def on_cpu() -> bool:
     """Return whether results follow ATen's CPU kernels."""
-    return devices.current.type == "cpu"
+    return devices.current.aten == "cpu"
 
 
 def on_gpu() -> bool:

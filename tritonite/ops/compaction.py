@@ -41,7 +41,7 @@ def nonzero_static(self, size, fill_value=-1, outs=()):
     if size < 0 or self.dim() > _MOST_DIMS:
         raise Decline(f"size {size} and {self.dim()} dimensions; sizes from 0 and {_MOST_DIMS} dimensions are served")
     # On a GPU ATen returns a transposed tensor, as nonzero does.
-    strides = (self.dim(), 1) if self.device.type == "cpu" else (1, size)
+    strides = (self.dim(), 1) if on_cpu() else (1, size)
     (out,) = outputs((self,), [(size, self.dim())], [torch.int64], outs, strides=strides)
     found = Found(self, self.shape, self.stride())
     found.write_coordinates(out, *out.stride(), size)

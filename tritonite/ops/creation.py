@@ -37,8 +37,7 @@ def fresh(shape, dtype, layout, device, pin_memory, outs):
     if any(type(size) is not int or size < 0 for size in shape):
         raise Decline("a size that is negative or not an integer")
     if device is None or device.index is None:
-        current = torch.cuda.current_device() if devices.current.type == "cuda" else None
-        device = torch.device(devices.current.type, current)
+        device = devices.current_device()
     return result((), shape, outs[0].dtype if outs else dtype, outs, device=device)
 
 

@@ -19,7 +19,7 @@ from tritonite.runtime.contract import empty, read, refuse_if_negative, zeros
 from tritonite.runtime.interpreter import reading_on_host
 
 # ATen serves integers on GPUs only, and 16-bit floats nowhere but on CPUs, where it counts in them and saturates early.
-_COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)
+_COUNTED = FULL_FLOATS if devices.current.aten == "cpu" else (*FULL_FLOATS, *INTS)
 
 
 @operator("histc", accepts=_COUNTED, pin=("min", "max"))
@@ -110,7 +110,7 @@ def _histogram(x, edges, weight, density, hist):
 
 def _check_histogram(self, weight, shape, outs, shapes):
     """Return the outputs, of float32 or float64 on a CPU. Decline others, which ATen does not serve."""
-    if self.device.type != "cpu":
+    if devices.current.aten != "cpu":
         raise Decline("a histogram on a GPU, which ATen has on CPUs only")
     if weight is not None and (weight.dtype is not self.dtype or tuple(weight.shape) != tuple(shape)):
         raise Decline(f"weights of {weight.dtype} and shape {tuple(weight.shape)}, not {self.dtype} and {tuple(shape)}")

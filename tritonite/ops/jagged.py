@@ -52,7 +52,7 @@ def padded_dense_to_jagged(dense, offsets, total_L=None, outs=()):
         raise Decline(f"offsets that are not a contiguous vector of {len(dense) + 1}")
     if total_L is None or total_L < 0:
         raise Decline("no total length, which the host would read from the device, or a negative one")
-    if not total_L and dense.device.type == "cpu":
+    if not total_L and aten.on_cpu():
         raise Decline("a total length of 0, which ATen's CPU kernel compares with the last offset")
     outputs((dense, ends), [], [], (), accepts=FLOATS + INTS)
     result = empty((total_L, dense.shape[2]), dense.dtype, dense.device)

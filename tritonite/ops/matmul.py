@@ -39,12 +39,12 @@ def _gelu_tanh(x):
 
 
 # On a GPU ATen's BLAS has the tanh form of GELU.
-_GELU = _gelu if devices.current.type == "cpu" else _gelu_tanh
+_GELU = _gelu if devices.current.aten == "cpu" else _gelu_tanh
 
 
 def precision_of(dtype):
     """Return "tf32" for float32 operands if torch's switches allow TF32 and the device has it, else "ieee"."""
-    allowed = torch.version.hip is None and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    allowed = torch.float32 in devices.current.tensor_cores and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if dtype is torch.float32 and allowed else "ieee"
 
 
@@ -174,14 +174,14 @@ def _int_mm(self, mat2, outs=()):
         raise Decline(f"operands of {a.dtype} and {b.dtype}, not int8")
     if a.shape[2] != b.shape[1]:
         raise Decline(f"inner dimensions {a.shape[2]} and {b.shape[1]}, which differ")
-    if devices.current.type == "cuda" and (a.shape[1] <= 16 or a.shape[2] % 8 or b.shape[2] % 8):
+    if devices.current.aten == "cuda" and (a.shape[1] <= 16 or a.shape[2] % 8 or b.shape[2] % 8):
         sizes = a.shape[1], a.shape[2], b.shape[2]
         raise Decline(f"M, K, N {sizes}: ATen on a GPU needs M > 16 and multiples of 8 for K and N")
     if not a.numel() or not b.numel():
         raise Decline("an operand without elements")
     if any(not out.is_contiguous() for out in outs) or any(0 in x.stride() for x in (self, mat2)):
         raise Decline("an operand with a stride of 0, or an output that is not contiguous")
-    if devices.current.type == "cuda" and not (_suits_cublas(self) and self.stride(1) == 1 and _suits_cublas(mat2)):
+    if devices.current.aten == "cuda" and not (_suits_cublas(self) and self.stride(1) == 1 and _suits_cublas(mat2)):
         raise Decline("operands that ATen may refuse: misaligned, or the first without contiguous rows")
     outs = outputs((a, b), [(a.shape[1], b.shape[2])], [torch.int32], outs)
     product(a, b, _batches(outs[0], 2))
@@ -204,7 +204,7 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
             f"shapes {tuple(self.shape)} and {tuple(mat2.shape)} or their layout; K and N must be multiples of 16 and "
             "elements along K contiguous"
         )
-    if self.device.type != "cpu" and not (
+    if devices.current.aten != "cpu" and not (
         all(map(_lies_aligned, (self, mat2, *outs))) and (scale_a.data_ptr() | scale_b.data_ptr()) % 16 == 0
     ):
         raise Decline("an operand, scale or output that is not aligned to 16 bytes, which ATen refuses on a GPU")

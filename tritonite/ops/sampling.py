@@ -101,7 +101,7 @@ def _check(operands, accepts, on_cpu=True):
     first = operands[0]
     if any(x.dtype is not first.dtype or x.dtype not in accepts for x in operands):
         raise Decline(f"operands of {', '.join(str(x.dtype) for x in operands)}")
-    if devices.current.type == "cpu" and first.dtype.itemsize == 2 and not on_cpu:
+    if devices.current.aten == "cpu" and first.dtype.itemsize == 2 and not on_cpu:
         raise Decline(f"dtype {first.dtype}, which ATen does not serve on CPUs")
     if broadcast_shape([x.shape for x in operands]) != tuple(first.shape):
         raise Decline("operands that broadcast to another shape than the first one's, for which ATen warns")

@@ -166,7 +166,7 @@ def _operation(self: torch.Tensor, reduce: str, names: Sequence[str]) -> str:
     if reduce not in names:
         raise Decline(f"reduction {reduce!r}, not one of {', '.join(names)}")
     operation = _OPERATIONS[reduce]
-    if self.dtype is torch.bool and self.device.type != "cpu" and operation != ADD:
+    if self.dtype is torch.bool and aten.on_gpu() and operation != ADD:
         raise Decline(f"reduction {reduce!r} of bools, for which ATen raises on GPUs")
     return operation
 

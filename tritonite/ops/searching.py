@@ -9,6 +9,7 @@ from tritonite.engine.outputs import outputs
 from tritonite.engine.searching.membership import FEW, TABLES, among_all, among_few, among_many
 from tritonite.engine.searching.search import check_sorter, search
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty, refuse_if_negative
 from tritonite.runtime.symbols import number_type
@@ -85,7 +86,7 @@ def _compared(elements, tests):
 
     A number promotes like a tensor of float64 or int64, except where ATen's CPU kernel compares each with each.
     """
-    if not isinstance(tests, torch.Tensor) or (tests.device.type == "cpu" and not _sorted(elements, tests)):
+    if not isinstance(tests, torch.Tensor) or (aten.on_cpu() and not _sorted(elements, tests)):
         return promoted(elements, tests)
     if isinstance(elements, torch.Tensor):
         return torch.promote_types(elements.dtype, tests.dtype)

@@ -98,7 +98,7 @@ def _unique_slices(self, dim, sorts, inverse, counts):
     if not self.numel():
         raise Decline("a tensor without elements")
     # ATen's CPU kernel always returns inverse and counts, and keeps every slice contiguous in the result.
-    always = self.device.type == "cpu"
+    always = aten.on_cpu()
     if dim and self.dim() > 2 and not always:
         raise Decline(f"slices along dimension {dim} of {self.dim()}, where data decides the result's strides on GPUs")
     n = self.shape[dim]

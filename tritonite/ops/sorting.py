@@ -21,6 +21,7 @@ from tritonite.engine.sorting.runs import longest_runs
 from tritonite.engine.sorting.select import select
 from tritonite.engine.sorting.table import slower
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.indexing import only_dimension
 from tritonite.registry import operator
 from tritonite.runtime.contract import decline_if_slower, empty, empty_strided
@@ -49,7 +50,7 @@ def sort_into(
 @operator("sort", accepts=_SORTED)
 def sort(self, dim=-1, descending=False, stable=None, outs=()):
     """Sort stably, whatever `stable` says. Fresh results have the input's layout."""
-    if self.dtype in UNSIGNED and self.device.type != "cpu":
+    if self.dtype in UNSIGNED and aten.on_gpu():
         raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
     dim = only_dimension(dim, self.dim())
     if self.numel() and self.dim():

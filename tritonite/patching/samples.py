@@ -60,7 +60,7 @@ def sampling(module: torch.nn.Module, training: bool = False) -> Iterator[None]:
     numbers = [each.index or 0 for each in devices_of]
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(numbers, device_type=devices.current.type if numbers else "cuda"))
+            stack.enter_context(torch.random.fork_rng(numbers, device_type=devices.current.accelerator))
             stack.enter_context(torch.autocast(devices.current.type, enabled=False))
             stack.enter_context(torch.enable_grad())
             torch.manual_seed(_SEED)

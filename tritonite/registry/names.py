@@ -144,7 +144,7 @@ def candidate_calls(function: Callable[..., Any], composite: bool = False) -> li
     if isinstance(function, torch._ops.OpOverload):
         found = [(function, _of_schema(function._schema))]
     elif isinstance(function, torch._ops.OpOverloadPacket):
-        key = devices.current.dispatch_key or "CPU"
+        key = devices.current.aten_key
         chosen = [schema for name, schema in schemas(function.__name__) if not (composite and has_kernel(name, key))]
         found = [(getattr(function, each.overload_name or "default", None), _of_schema(each)) for each in chosen]
     else:

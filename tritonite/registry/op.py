@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from tritonite import devices
 from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.registry import overrides
 from tritonite.registry.declaration import Declaration, declarations, excluded
 from tritonite.registry.schema import (
     enumeration,
@@ -121,6 +122,11 @@ class Op:
         return len(self.schema.arguments) - len(self.keywords)
 
     @functools.cached_property
+    def host(self) -> Callable[..., Any]:
+        """The host function: the declaration's, or one that asks the current device for a vendor's first."""
+        return overrides.host_of(self.overload, self.declaration.host)
+
+    @functools.cached_property
     def enumerations(self) -> tuple[tuple[int, str, type], ...]:
         """(index, name, class) of each argument of the schema that is a dtype, a layout or a memory format."""
         classes = ((i, argument.name, enumeration(argument)) for i, argument in enumerate(self.schema.arguments))
@@ -145,7 +151,7 @@ class Op:
     @property
     def has_place(self) -> bool:
         """True if ATen has a kernel to override on this device."""
-        return self.overload not in self.declaration.cuda_only or devices.current.dispatch_key == "CUDA"
+        return self.overload not in self.declaration.cuda_only or devices.current.aten == "cuda"
 
     @property
     def verified(self) -> bool:
@@ -201,12 +207,12 @@ class Op:
             # Without ATen behind it, nothing could be faster.
             with under(settings()._replace(faster_only=False)):
                 bound = self.bind(args, kwargs)
-                return run_host(self.declaration.host, *bound, self.writes, overload=self.overload)
+                return run_host(self.host, *bound, self.writes, overload=self.overload)
         if self.slower_dtypes:
             first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
             decline_if_slower(first is not None and first.dtype in self.slower_dtypes)
         bound = self.bind(args, kwargs)
-        return run_host(self.declaration.host, *bound, self.writes, falls_back=True, overload=self.overload)
+        return run_host(self.host, *bound, self.writes, falls_back=True, overload=self.overload)
 
     def _refuse_unserved(self, values: Sequence[Any]) -> None:
         """Raise Decline for tensors that no kernel serves, or PyTorch's error for an operator outside ATen."""
@@ -242,7 +248,7 @@ def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchem
 @functools.lru_cache(maxsize=1)
 def overloads() -> dict[str, Op]:
     """Return every overload with a kernel by name, those that ATen has on CUDA only included."""
-    key = devices.current.dispatch_key or "CPU"
+    key = devices.current.aten_key
     table: dict[str, Op] = {}
     fitted: set[str] = set()
     unfitted: list[str] = []

@@ -18,6 +18,7 @@ from tritonite.install import library
 from tritonite.install.override import installed, native_dispatcher, select, unknown
 from tritonite.install.python import in_schema_order, record_dry
 from tritonite.registry import Op, names
+from tritonite.registry.overrides import vendors
 from tritonite.registry.schema import schemas
 from tritonite.runtime import contract
 from tritonite.runtime.hollow import hollow, without_elements
@@ -133,9 +134,9 @@ def _chosen(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def _traced(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Explain each call of an ATen operator in a function."""
-    devices_seen = [torch.cuda.current_device()] if devices.current.type == "cuda" else []
+    index = devices.current_device().index
     # A function that seeds or advances a generator itself does so while it is traced.
-    with torch.random.fork_rng(devices_seen):
+    with torch.random.fork_rng([] if index is None else [index], device_type=devices.current.accelerator):
         calls, _ = names.traced(function, args, kwargs)
     given = {id(value) for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
     title = f"{name}{_describe(args, kwargs)}\nruns as    {', '.join(call.overload for call in calls) or 'views alone'}"
@@ -182,10 +183,19 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     elif not op.verified and op.overload not in installed():
         state = "not overridden now: not verified on this kind of device; include= can name it"
     lines = [f"{op.overload}{_describe(args, kwargs)}", f"state      {state}"]
+    device = _kind_of(values)
+    if device.plugin not in ("", "tritonite") or len(devices.present) > 1:
+        lines.append(f"device     {device.served_by}")
+    if op.overload in device.overrides:
+        with devices.serving(device):
+            override = vendors(op.overload)
+            vendor = override is not None and override.serves(*op.bind(args, kwargs)[0])
+        lines.append(f"override   {device.kind}'s host function {'serves' if vendor else 'does not serve'} the call")
     if contract.settings().invariant:
         lines.append("settings   invariant")
     try:
-        results, recorder = record_dry(op, values)
+        with devices.serving(device):
+            results, recorder = record_dry(op, values)
     except Decline as decline:
         if op.declaration.library is not None:
             raise Unsupported(name=op.overload, reason=decline.reason) from None
@@ -198,6 +208,14 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         path = f"Python: no plan can repeat it, {recorder.reason}"
     lines.append(f"path       {path}")
     return "\n".join([*lines, *_steps(recorder), *_results(results)])
+
+
+def _kind_of(values: Sequence[Any]) -> devices.Device:
+    """Return the kind of device of a call's tensors, or the current one."""
+    for value in pytree.tree_leaves(values):
+        if isinstance(value, torch.Tensor) and (value.dim() or value.device.type != "cpu"):
+            return devices.of(value.device)
+    return devices.current
 
 
 def declined_unasked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

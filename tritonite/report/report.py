@@ -153,7 +153,7 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
         function = names.python_function(name) or names.function_named(name) or ""
         if isinstance(function, str):
             raise unknown(name)
-    timed = devices.current.type == "cuda" and not torch.autograd.profiler._is_profiler_enabled
+    timed = devices.current.profiled and not torch.autograd.profiler._is_profiler_enabled
     with contextlib.nullcontext() if installed() else use_gems():
         selected, before, auditing = installed(), stats(), running()
         known = auditing.findings if auditing else []
@@ -161,7 +161,7 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
         with listening() as compiled, profiled as profile, _Watching(timed) as watching:
             result = function(*args, **kwargs)
             if timed:
-                torch.cuda.synchronize()
+                devices.current.runtime.synchronize(devices.current)
         after = stats()
     times: dict[str, float] = {}
     for event in profile.key_averages() if profile is not None else ():
@@ -191,7 +191,7 @@ def profiler() -> Any:
     """Return torch's profiler of the host, and of the GPU if there is one."""
     # Kineto otherwise logs to standard error whenever a profile starts or stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices.current.type == "cuda" else [])]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices.current.profiled else [])]
     return torch.profiler.profile(activities=activities, acc_events=True)
 
 

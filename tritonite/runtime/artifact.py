@@ -142,7 +142,7 @@ def check(contents: Contents, path: str | os.PathLike[str], strict: bool = True)
     for name in names:
         if theirs.get(name) != ours[name]:
             raise MismatchedArtifact(path=path, what=_WORDS[name], theirs=theirs.get(name), ours=ours[name])
-    if devices.current.type != "cuda" or not contents.kernels:
+    if devices.current.interpreted or not devices.current.dispatch_key or not contents.kernels:
         return
     target = driver.active.get_current_target()
     if [target.backend, target.arch] not in theirs["targets"]:
@@ -178,7 +178,7 @@ def _facts(targets: list[Any]) -> dict[str, Any]:
         "torch": torch.__version__.partition("+")[0],
         "triton": triton.__version__,
         "environment": dict(sorted(get_cache_invalidating_env_vars().items())),
-        "device": torch.cuda.get_device_name() if devices.current.type == "cuda" else "",
+        "device": "" if devices.current.host_memory else devices.name_of(devices.current_device()),
         "targets": targets,
     }
 

@@ -166,7 +166,7 @@ def run_host(
 
 def is_capturing() -> bool:
     """Return whether this thread's current stream is captured into a CUDA graph."""
-    return devices.current.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return devices.current.runtime.is_capturing()
 
 
 def prepare_blas(device: torch.device) -> None:
@@ -175,11 +175,10 @@ def prepare_blas(device: torch.device) -> None:
     ATen's product needs the handle if a kernel that is not compiled declines while a CUDA graph is captured. No handle
     can be created during a capture.
     """
-    if device.type != "cuda" or device in _local.blas or is_capturing():
+    if device in _local.blas or is_capturing():
         return
     if _local.recorder is None or not _local.recorder.dry:
-        with torch.cuda.device(device):
-            torch.cuda.current_blas_handle()
+        devices.of(device).runtime.prepare_blas(device)
         _local.blas |= {device}
 
 
@@ -303,7 +302,7 @@ def filling(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
 
 def _set_bits(tensor: torch.Tensor, byte: int = 0xFF) -> None:
     storage = tensor.untyped_storage()
-    if tensor.device.type == "cpu":
+    if devices.of(tensor.device).host_memory:
         ctypes.memset(tensor.data_ptr(), byte, storage.nbytes())
         return
     # Hidden from the recorder, because poison is no step of the operator.
@@ -316,7 +315,7 @@ def read(numbers: torch.Tensor) -> list[Size]:
 
     The host waits for the kernels. Raises Decline while a CUDA graph is captured, which cannot wait.
     """
-    if numbers.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         raise Decline("a data-dependent size while a CUDA graph is captured", lasting=False)
     if _local.recorder is None:
         return [Size(value, i) for i, value in enumerate(awaited(numbers))]
@@ -383,18 +382,17 @@ def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
     if native is not None:
         seed, offset = native.draw(generator, advance)
         return seed, offset
-    if generator.device.type == "cpu":
-        # A CPU generator has no offset: each draw is a seed from ATen's own kernel.
-        outer = swap_inside_kernel(True)
-        try:
-            with _disable_current_modes():
-                return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
-        finally:
-            swap_inside_kernel(outer)
     with brief:
-        offset = generator.get_offset()
-        generator.set_offset(offset + advance)
-        return generator.initial_seed(), offset
+        drawn = devices.of(generator.device).runtime.draw(generator, advance)
+    if drawn is not None:
+        return drawn
+    # Without an offset each draw is a seed from ATen's own kernel.
+    outer = swap_inside_kernel(True)
+    try:
+        with _disable_current_modes():
+            return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
+    finally:
+        swap_inside_kernel(outer)
 
 
 def random_state(
@@ -409,12 +407,9 @@ def random_state(
     # A generator made for "cuda" has no index.
     if generator is not None and generator.device not in (device, torch.device(device.type)):
         raise Decline(f"a generator of device {generator.device} for tensors on {device}")
-    if device.type == "cpu":
-        source = torch.default_generator if generator is None else generator
-    elif torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         raise Decline("random numbers while a CUDA graph is captured", lasting=False)
-    else:
-        source = torch.cuda.default_generators[device.index or 0] if generator is None else generator
+    source = devices.of(device).runtime.default_generator(device) if generator is None else generator
     dry = _local.recorder is not None and _local.recorder.dry
     seed, offset = (0, 0) if dry else _draw(source, advance)
     if _local.recorder is None:

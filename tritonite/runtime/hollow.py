@@ -9,6 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tritonite import devices
+
 # No process maps these addresses. Each tensor gets a range of its own, so that no two tensors overlap.
 _FIRST, _LAST = 2**62, 2**63 - 2**60
 _ALIGNMENT = 512
@@ -32,8 +34,8 @@ def hollow(
         address = _next if _next + size < _LAST else _FIRST
         _next = address + -(-size // _ALIGNMENT) * _ALIGNMENT
         device = torch.device(device)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
+        if device.index is None:
+            device = devices.indexed(device)
         storage = torch._C._construct_storage_from_data_pointer(address, device, size)
         return _wrapped(torch.empty(0, dtype=dtype, device=device).set_(storage, 0, meta.shape, meta.stride()))
 

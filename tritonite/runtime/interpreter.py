@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import torch
 import triton
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime.interpreter import InterpretedFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tritonite import devices
 from tritonite.errors import Decline, InvalidDeclaration
 from tritonite.runtime import contract, progress
 from tritonite.runtime.locks import fork_safe_lock
+from tritonite.runtime.nested import retyped
 
 _INTERPRETED = (
     "kernels run in Triton's interpreter on the CPU, thousands of times slower than on a GPU: no GPU is used here, or "
@@ -60,6 +66,27 @@ def _prepare_core() -> None:
     for kind in (core.dtype, core.pointer_type, core.block_type):
         kind.__eq__ = interned.equality(kind.__eq__)
     semantic.TritonSemantic.broadcast_impl_value = interned.broadcast(semantic.TritonSemantic.broadcast_impl_value)
+
+
+def on_host(values: Any) -> Any:
+    """Return a kernel's arguments with CPU tensors over the memory of tensors on an interpreted device."""
+    return values if _ALL_ON_CPU else _on_host(values)
+
+
+# Where all devices are CPUs, tensors are arguments as they are.
+_ALL_ON_CPU = all(device.type == "cpu" for device in devices.present)
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if value.device.type == "cpu" else devices.of(value.device).runtime.host_view(value)
+    if isinstance(value, dict):
+        return {name: _on_host(item) for name, item in value.items()}
+    if isinstance(value, TensorDescriptor):
+        return dataclasses.replace(value, base=_on_host(value.base))
+    if isinstance(value, tuple):
+        return retyped(value, [_on_host(item) for item in value])
+    return value
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from tritonite import devices
 from tritonite.errors import CapturedInPart, Decline
 from tritonite.language.order import waits
 from tritonite.runtime import cache, compilation, contract, progress
-from tritonite.runtime.interpreter import interpreting
+from tritonite.runtime.interpreter import interpreting, on_host
 from tritonite.runtime.nested import flatten, nest
 from tritonite.runtime.symbols import value_of
 
@@ -136,7 +136,17 @@ _temporary: list[tempfile.TemporaryDirectory[str]] = []
 class Launch:
     """A specialisation compiled for one device. Call it with operands and outputs to launch the kernel."""
 
-    __slots__ = ("_before", "_fixed", "_leading", "_packed", "_run", "compiled", "device_index", "specialization")
+    __slots__ = (
+        "_before",
+        "_fixed",
+        "_leading",
+        "_packed",
+        "_run",
+        "_runtime",
+        "compiled",
+        "device_index",
+        "specialization",
+    )
 
     def __init__(self, specialization: Specialization, device: torch.device) -> None:
         self.specialization = specialization
@@ -150,6 +160,7 @@ class Launch:
         recorder = contract.recorder()
         if devices.current.interpreted or (recorder is not None and recorder.dry):
             return
+        self._runtime = devices.current.runtime
         self.compiled = _compile_for(self.specialization, self.device_index)
         self._run = self.compiled.run
         self._packed = (self.compiled.function, self.compiled.packed_metadata)
@@ -166,8 +177,8 @@ class Launch:
         if self.compiled is None:
             # A dry recording has made this object, which may be kept for later calls.
             self._load_unless_dry()
-        if self.compiled is not None and torch._C._cuda_getDevice() != self.device_index:
-            with torch.cuda.device(self.device_index):
+        if self.compiled is not None and self._runtime.launch_index() != self.device_index:
+            with self._runtime.on(torch.device(devices.current.type, self.device_index)):
                 return self(operands, outs)
         if (recorder := contract.recorder()) is not None:
             specialization = self.specialization
@@ -184,7 +195,7 @@ class Launch:
         if self.compiled is None:
             self._interpret((*self._leading, tuple(operands), tuple(outs), *self._fixed))
             return
-        stream = torch._C._cuda_getCurrentRawStream(self.device_index)
+        stream = self._runtime.launch_stream(self.device_index)
         enter, exit_ = active_hooks()
         grid = self.specialization.grid
         pointers = tuple([value.data_ptr() if isinstance(value, torch.Tensor) else value for value in operands])
@@ -199,7 +210,7 @@ class Launch:
 
     def _interpret(self, values: tuple[Any, ...]) -> None:
         with interpreting():
-            self.specialization.kernel[(self.specialization.grid,)](*values)
+            self.specialization.kernel[(self.specialization.grid,)](*on_host(values))
 
 
 class LaunchDescription(NamedTuple):
@@ -237,9 +248,9 @@ def dependent_options(kernel: Any, target: GPUTarget) -> dict[str, Any]:
 def _compile_for(specialization: Specialization, device_index: int) -> CompiledKernel:
     kernel = specialization.compiled.get(device_index)
     if kernel is None:
-        if torch.cuda.is_current_stream_capturing():
+        if contract.is_capturing():
             decline_to_compile(specialization.kernel)
-        with torch.cuda.device(device_index):
+        with devices.current.runtime.on(torch.device(devices.current.type, device_index)):
             kernel = specialization.compile(driver.active.get_current_target())
             kernel._init_handles()
         specialization.compiled[device_index] = kernel

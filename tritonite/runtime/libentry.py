@@ -26,7 +26,7 @@ from tritonite import devices, dtypes
 from tritonite.errors import InvalidDeclaration
 from tritonite.language.order import waits
 from tritonite.runtime import compilation, contract, launch
-from tritonite.runtime.interpreter import interpreting
+from tritonite.runtime.interpreter import interpreting, on_host
 from tritonite.runtime.launch import DESCRIPTORS, LaunchDescription, Specialization
 from tritonite.runtime.locks import brief, fork_safe_lock
 from tritonite.runtime.nested import flatten, nest, retyped
@@ -35,7 +35,9 @@ from tritonite.runtime.symbols import Symbol, value_of
 # Compiled kernels, and tuned configs, that a LibEntry keeps at most.
 _MOST_KEPT = 4096
 _TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES
-_SEVERAL_GPUS = torch.cuda.device_count() > 1
+_SEVERAL = not devices.default.interpreted and devices.default.runtime.count(devices.default) > 1
+_TYPE = devices.default.type
+_TYPES = frozenset(device.type for device in devices.present) - {"cpu"}
 
 
 class _Local(threading.local):
@@ -101,8 +103,8 @@ class LibEntry(KernelInterface):
         """Launch the kernel, from the cache if a call of this kind has been compiled."""
         if _local.target is not None:
             return self._compile_for(_local.target, args, kwargs | launch.dependent_options(self.jit, _local.target))
-        if _SEVERAL_GPUS and (index := _device_index(args, kwargs)) not in (None, torch._C._cuda_getDevice()):
-            with torch.cuda.device(index):
+        if _SEVERAL and (index := _device_index(args, kwargs)) not in (None, devices.current.runtime.launch_index()):
+            with devices.current.runtime.on(torch.device(devices.current.type, index)):
                 return self.run(*args, grid=grid, warmup=warmup, **kwargs)
         symbols = {name: value for name, value in self._named(args, kwargs).items() if _has_symbol(value)}
         if symbols:
@@ -124,8 +126,8 @@ class LibEntry(KernelInterface):
             if recorder is not None:
                 self._record(recorder, given | symbols, grid, None)
             with interpreting():
-                return self.jit.run(grid=_extents(grid, given), warmup=warmup, **given)
-        if self._waits and devices.has_dependent_launch(torch.device("cuda", driver.active.get_current_device())):
+                return self.jit.run(grid=_extents(grid, given), warmup=warmup, **on_host(given))
+        if self._waits and devices.has_dependent_launch(torch.device(_TYPE, driver.active.get_current_device())):
             kwargs = kwargs | launch.DEPENDENT
         found = None if warmup else self._resolve(args, kwargs)
         kernel = None if found is None else self._kernels.get(found[0])
@@ -222,7 +224,7 @@ class LibEntry(KernelInterface):
         """Launch through the decorators, which tune and compile, and keep the chosen config and the kernel."""
         recorder = contract.recorder()
         # A user's own launch has no ATen to fall back to, and compiles during a capture, as with Triton alone.
-        if contract.in_host_function() and torch.cuda.is_current_stream_capturing():
+        if contract.in_host_function() and contract.is_capturing():
             launch.decline_to_compile(self.jit)
         contract.note_launch()
         launch.prepare_cache()
@@ -252,7 +254,7 @@ class LibEntry(KernelInterface):
         def interpret(leaves: list[Any], size: tuple[int, ...]) -> None:
             given = nest(kinds, values, iter(leaves))
             with interpreting():
-                self.jit.run(grid=size, warmup=False, **dict(zip(names, given, strict=True)))
+                self.jit.run(grid=size, warmup=False, **on_host(dict(zip(names, given, strict=True))))
 
         for parameter in self.jit.params if kernel is not None else ():
             given = bound.get(parameter.name)
@@ -322,10 +324,10 @@ class LibEntry(KernelInterface):
 
 
 def _device_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Return the device index of the first CUDA tensor, also within tuples and descriptors, or None."""
+    """Return the device index of the first tensor that is not on a CPU, also within tuples, or None."""
     for value in (*args, *kwargs.values()):
         value = value.base if isinstance(value, DESCRIPTORS) else value
-        if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+        if isinstance(value, torch.Tensor) and value.device.type in _TYPES:
             return value.device.index
         if isinstance(value, tuple) and (index := _device_index(value, {})) is not None:
             return index
@@ -336,7 +338,7 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
     """Return what Triton specialises on in an argument, or None if unknown. An int has width, ==1 and %16 == 0."""
     if isinstance(value, torch.Tensor):
         # AMD's backend also specialises on buffers below 2 GiB.
-        small = torch.version.hip is not None and value.untyped_storage().nbytes() <= 2**31 - 1
+        small = devices.current.pointer_ranges and value.untyped_storage().nbytes() <= 2**31 - 1
         return value.dtype, specialize and on_alignment and value.data_ptr() % 16 == 0, small
     if value is None or isinstance(value, (bool, float)):
         return type(value)

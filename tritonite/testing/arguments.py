@@ -98,7 +98,7 @@ def _overload_arguments(name: str, dtype: torch.dtype | None) -> Iterator[Argume
 def _opinfo_arguments(name: str, dtype: torch.dtype | None) -> Iterator[Arguments]:
     """Yield OpInfo's samples for a function."""
     for info in opinfo.entries(name.partition(".")[0]):
-        kinds = [dtype] if dtype else sorted(info.supported_dtypes(devices.current.type), key=_preference)
+        kinds = [dtype] if dtype else sorted(info.supported_dtypes(devices.current.aten), key=_preference)
         for kind in kinds:
             # Some samples need a package or a device that is missing.
             with contextlib.suppress(Exception):

@@ -133,7 +133,7 @@ def packet(info: Any) -> str | None:
 
 def supported(info: Any, dtype: torch.dtype) -> bool:
     """Return whether ATen has the function for this dtype on the current device."""
-    return dtype in info.supported_dtypes(devices.current.type)
+    return dtype in info.supported_dtypes(devices.current.aten)
 
 
 def sample_inputs(info: Any, dtype: torch.dtype, *, requires_grad: bool, full: bool) -> Iterator[Any]:

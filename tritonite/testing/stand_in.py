@@ -76,7 +76,7 @@ def standing_in(
         library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            library.impl(overload, key, python.override(op, kernel), False)
+            library.impl(overload, key, python.override(op, kernel, devices.current), False)
         python.put_in_force(override.installed() | {overload})
         remove = library.reset
     try:

@@ -467,7 +467,9 @@ def _clone(value: Any) -> Any:
         return value.detach()
     # By ATen's own copy: ours is one of the operators under test.
     with _left_to_aten():
-        storage = value.detach().untyped_storage().clone()
+        whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.detach().untyped_storage())
+        # A storage itself cannot be cloned without an allocator in C++, which a device in Python lacks.
+        storage = whole.clone().untyped_storage()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
 

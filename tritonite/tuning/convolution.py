@@ -214,7 +214,7 @@ def _kernels(run: Run, tile: Tile) -> frozenset[str]:
 def _compiled(work: dict[Run, list[Tile]], seconds: float, jobs: int) -> dict[Run, list[Tile]]:
     """Compile in `jobs` processes for at most `seconds`, and return the tiles of each run that are ready."""
     target, hidden = driver.active.get_current_target(), {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    count, kernels = devices.multiprocessors(torch.device("cuda", torch.cuda.current_device())), {}
+    count, kernels = devices.multiprocessors(devices.current_device()), {}
     first: dict[str, tuple[Run, Tile]] = {}
     with _as_on(count):
         for run, tiles in work.items():
@@ -247,7 +247,7 @@ def sweep(
     compiling: float = 90, seconds: float = 60, jobs: int = os.cpu_count() or 1, seed: int = 0
 ) -> Iterator[Timed]:
     """Time runs with their tiles: compile for `compiling` seconds at most, then time for `seconds`."""
-    device, work = torch.device("cuda", torch.cuda.current_device()), {}
+    device, work = devices.current_device(), {}
     for run in runs(seed):
         work[run] = _tiles(run, _problem(run, *_operands(run, "meta", empty=True)), device)
     ready = _compiled(work, compiling, jobs)
@@ -255,7 +255,7 @@ def sweep(
     for run, tiles in ready.items():
         if time.monotonic() > end:
             return
-        operands = _operands(run, "cuda")
+        operands = _operands(run, devices.current.type)
         operands[2].normal_()
         problem, times, wrong = _problem(run, *operands), [], []
         expected = _aten(run, operands)

@@ -103,7 +103,7 @@ def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: cost.
     problems. Operands start in device memory for Kind.MEMORY, and in the L2 cache for CACHE and SHORT. For POINTERS
     they start in the cache if they fit.
     """
-    device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
+    device, draw, work = devices.current_device(), random.Random(seed), []
     descriptors = kind is not Kind.POINTERS
     specialized = descriptors and devices.has_wgmma(device)
     for problem, _ in zip(problems_of(kind, dtype, seed), range(max(LEAST_PROBLEMS, int(4 * seconds))), strict=False):
@@ -117,7 +117,7 @@ def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: cost.
     for number, (problem, configs) in enumerate(work):
         if number >= LEAST_PROBLEMS and time.monotonic() > end:
             return
-        a, b, out = tuner.operands(problem, "cuda")
+        a, b, out = tuner.operands(problem, devices.current.type)
         cached = problem.is_cached if kind is Kind.POINTERS else kind is not Kind.MEMORY
         times = []
         for config in configs:

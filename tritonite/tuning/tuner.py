@@ -128,7 +128,7 @@ def compile_all(work: Sequence[tuple[Problem, Config]], jobs: int, target: GPUTa
 
 def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
     """Time `configs` on the current GPU and store the fastest. Raises WrongAnswer for a wrong result."""
-    a, b, out = operands(problem, "cuda")
+    a, b, out = operands(problem, devices.current.type)
     expected, exact = torch.matmul(a, b), torch.matmul(a.double(), b.double())
     usual = select.unstored(problem, out.device, True, devices.has_wgmma(out.device))
     rule = select.fitting(usual, problem, out.device)
@@ -150,7 +150,7 @@ def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
     for config in best:
         out.fill_(float("nan"))
         times[config] = time(config, _MANY_CALLS)
-        verdict = judge(out, expected, exact, False, "cuda", terms=terms("mm", (a, b), out))
+        verdict = judge(out, expected, exact, False, devices.current.type, terms=terms("mm", (a, b), out))
         if verdict.failure:
             raise WrongAnswer(provider="tritonite", case=f"{problem} by {config}", reason=verdict.failure)
     config = min(times, key=lambda config: times[config])

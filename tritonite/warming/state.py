@@ -13,6 +13,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
+from tritonite import devices
+
 # Bytes of the largest storage that is saved and restored.
 _SMALL = 2**16
 # Arguments that operators write although their schemas do not say so.
@@ -180,8 +182,8 @@ def _replaced(values: Any, by: dict[int, Any]) -> Any:
 
 
 def _default_generators() -> list[torch.Generator]:
-    on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return [torch.default_generator, *on_gpus]
+    found = [each for device in devices.present for each in device.runtime.initialized_generators(device)]
+    return [torch.default_generator, *found]
 
 
 def _roots(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]:

@@ -87,7 +87,7 @@ def warm(
     if devices.current.interpreted:
         progress.tell("warming", _NOTHING)
         return Warmup(len(variants), (), 0, 0.0)
-    if devices.current.type != "cuda":
+    if not devices.current.dispatch_key:
         raise NoDevice
     begin, collector = time.perf_counter(), Collector(driver.active.get_current_target())
     failed: dict[str, str] = {}

@@ -119,7 +119,7 @@ def _work(connection: Connection, parents: Connection, needed: Sequence[Needed],
 def _compile(each: Needed, target: GPUTarget) -> None:
     with contract.serving(each.overload):
         kernel = compilation.compile_kernel(each.source, target, each.options)
-    if devices.current.type == "cuda":
+    if not devices.current.interpreted and devices.current.dispatch_key:
         # Triton 3.6 builds a launcher for each signature with a C compiler, which goes into the disk cache, too.
         # An error is left to the first launch.
         with contextlib.suppress(Exception):

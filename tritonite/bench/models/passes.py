@@ -96,7 +96,7 @@ def _profiled(ways: Ways) -> dict[str, Any]:
         "operators": _differences(operators),
         "call_shares": {each.name: _call_share(phase, each) for each, phase in own.items()},
     }
-    if tritonite.device == "cuda":
+    if tritonite.backend.profiled:
         fields["device_times"] = {name: sum(taken for _, taken in each.values()) for name, each in operators.items()}
         fields["device_shares"] = {each.name: profiles[each.name][1] for each in own}
     return fields
@@ -188,7 +188,7 @@ def _profile(phase: Phase, provider: Provider) -> tuple[dict[str, tuple[int, flo
             # A Tritonite kernel has a range named by its overload within ATen's range.
             name = name.partition(".")[0]
             calls, taken = found.get(name, (0, 0.0))
-            own = event.self_device_time_total if tritonite.device == "cuda" else event.self_cpu_time_total
+            own = event.self_device_time_total if tritonite.backend.profiled else event.self_cpu_time_total
             found[name] = max(calls, round(event.count / _PASSES)), taken + own / _PASSES
             times[space] += own
     return found, times["tritonite"] / max(sum(times.values()), 1e-9)

@@ -83,7 +83,7 @@ class Workload:
 
     def model(self, make: Callable[[], Any]) -> Any:
         """Return the model that `make` makes on the device, with weights drawn from a fixed seed, for inference."""
-        with torch.random.fork_rng(range(torch.cuda.device_count())), torch.device(tritonite.device):
+        with torch.random.fork_rng(device_type=tritonite.backend.accelerator), torch.device(tritonite.device):
             torch.manual_seed(0)
             model = make().eval()
         return model.to(memory_format=torch.channels_last) if self.channels_last else model

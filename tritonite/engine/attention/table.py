@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 # Bytes of keys and values that L2 keeps for programs that read the same heads.
 CACHED = 32 * 2**20
@@ -67,7 +68,7 @@ _SMALL = {
 }
 # In the interpreter every tile costs milliseconds.
 _INTERPRETER = {size: {256: Tiles(*[Tile(128, 128)] * 3)} for size in (2, 4)}
-_TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _SMALL, "interpreter": _INTERPRETER}
+_TABLES = Tables("attention", {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _SMALL, "interpreter": _INTERPRETER})
 
 # Bytes of shared memory from which on devices use _NVIDIA's tiles: sm_90 and sm_100.
 _LARGE = 220 * 1024
@@ -332,10 +333,10 @@ def decoding(itemsize: int, head: int, rows: int, device: torch.device) -> Tile:
     With few rows all time is that of reading keys and values. Blocks are in flight while one is multiplied, so that two
     programs of a multiprocessor have 64 KiB each in flight.
     """
-    kind, shared_memory = devices.current.kind, devices.shared_memory(device)
-    if kind == "interpreter":
+    shared_memory = devices.shared_memory(device)
+    if devices.current.interpreted:
         return Tile(max(SMALLEST_TILE, 1 << max(0, min(rows, 64) - 1).bit_length()), 128)
-    stages = 1 if kind == "amd" else 2 if shared_memory < 2**17 else 3 if shared_memory < _LARGE else 4
+    stages = 1 if not devices.current.tma else 2 if shared_memory < 2**17 else 3 if shared_memory < _LARGE else 4
     # float8 is converted in registers and counts as 2 bytes; products of float32 need many registers.
     keys = max(16, min(128, _TILE_BYTES // (1 if stages > 2 else 2) // (max(2, itemsize) * max(16, head))))
     most = 32 if itemsize == 4 else 128 if stages > 2 else 64
@@ -349,10 +350,10 @@ def latent_decoding(itemsize: int, rows: int, device: torch.device) -> Tile:
 
     A block of latents is read once. Its accumulator takes most registers, so that more rows share several programs.
     """
-    kind, shared_memory = devices.current.kind, devices.shared_memory(device)
-    if kind == "interpreter":
+    shared_memory = devices.shared_memory(device)
+    if devices.current.interpreted:
         return Tile(max(SMALLEST_TILE, 1 << max(0, min(rows, 64) - 1).bit_length()), 128)
-    if kind == "amd":
+    if not devices.current.tma:
         return Tile(SMALLEST_TILE, 16, 4, 1)
     if itemsize == 4:
         return Tile(SMALLEST_TILE, 16, 8, 2 if shared_memory >= 2**17 else 1)

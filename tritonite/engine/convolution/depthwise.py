@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.convolution.depthwise_backward import add_depthwise_slices, sum_products
 from tritonite.engine.convolution.depthwise_forward import convolve_depthwise
@@ -44,7 +45,7 @@ class DepthwiseTable(NamedTuple):
     num_warps: int = 4
 
 
-TABLE: dict[str, DepthwiseTable] = dict.fromkeys(devices.KINDS, DepthwiseTable())
+TABLE: Tables[DepthwiseTable] = Tables("depthwise", dict.fromkeys(devices.KINDS, DepthwiseTable()))
 # A block of the interpreter costs milliseconds of Python.
 TABLE["interpreter"] = DepthwiseTable(along_positions=(64, 1024), along_channels=(64, 1024), summed=(64, 1024))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class Tile(NamedTuple):
@@ -140,12 +141,15 @@ def _for_amd(table: dict[int, tuple[Tile, ...]]) -> dict[int, tuple[Tile, ...]]:
 
 
 _INTERPRETED: dict[int, tuple[Tile, ...]] = dict.fromkeys((2, 4, 8), (Tile(128, 64, 64), Tile(64, 16, 64)))
-TABLE: dict[str, ConvolutionTable] = {
-    "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS, _BOXES),
-    "none": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS),
-    "amd": ConvolutionTable(_for_amd(_NVIDIA), _for_amd(_NVIDIA_FILTERS)),
-    "interpreter": ConvolutionTable(_INTERPRETED, _INTERPRETED, copied_positions=2**20, most_splits=1),
-}
+TABLE: Tables[ConvolutionTable] = Tables(
+    "convolution",
+    {
+        "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS, _BOXES),
+        "none": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS),
+        "amd": ConvolutionTable(_for_amd(_NVIDIA), _for_amd(_NVIDIA_FILTERS)),
+        "interpreter": ConvolutionTable(_INTERPRETED, _INTERPRETED, copied_positions=2**20, most_splits=1),
+    },
+)
 
 
 def table() -> ConvolutionTable:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tritonite.devices.tables import Tables
+
 
 class Block(NamedTuple):
     """A block of at most `elements` logits, and the warps of a program."""
@@ -54,9 +56,12 @@ _NVIDIA = CrossEntropyTable(
 )
 _AMD = _NVIDIA._replace(twice=Block(8192, 16), twice_with_states=Block(4096, 16))
 
-CROSS_ENTROPY: dict[str, CrossEntropyTable] = {
-    "nvidia": _NVIDIA,
-    "none": _NVIDIA,
-    "amd": _AMD,
-    "interpreter": _NVIDIA,
-}
+CROSS_ENTROPY: Tables[CrossEntropyTable] = Tables(
+    "cross_entropy",
+    {
+        "nvidia": _NVIDIA,
+        "none": _NVIDIA,
+        "amd": _AMD,
+        "interpreter": _NVIDIA,
+    },
+)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.runtime.contract import Number
 
@@ -71,12 +72,15 @@ _NVIDIA = DeltaTable(
     inverse="tf32",
 )
 _AMD = _NVIDIA._replace(chunk=32, inverse="ieee")
-TABLE: dict[str, DeltaTable] = {
-    "nvidia": _NVIDIA,
-    "none": _AMD,
-    "amd": _AMD,
-    "interpreter": _AMD._replace(chunk=64, chunk_fp32=64),
-}
+TABLE: Tables[DeltaTable] = Tables(
+    "delta_rule",
+    {
+        "nvidia": _NVIDIA,
+        "none": _AMD,
+        "amd": _AMD,
+        "interpreter": _AMD._replace(chunk=64, chunk_fp32=64),
+    },
+)
 
 
 def delta_table() -> DeltaTable:

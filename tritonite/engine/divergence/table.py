@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class DivergenceTable(NamedTuple):
@@ -22,7 +23,7 @@ class DivergenceTable(NamedTuple):
     warps: int = 8
 
 
-DIVERGENCE: dict[str, DivergenceTable] = dict.fromkeys(devices.KINDS, DivergenceTable())
+DIVERGENCE: Tables[DivergenceTable] = Tables("divergence", dict.fromkeys(devices.KINDS, DivergenceTable()))
 
 
 def divergence_table() -> DivergenceTable:

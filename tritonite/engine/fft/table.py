@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class FftTable(NamedTuple):
@@ -27,7 +28,7 @@ class FftTable(NamedTuple):
     faster_up_to: int = 0
 
 
-TABLE: dict[str, FftTable] = dict.fromkeys(devices.KINDS, FftTable())
+TABLE: Tables[FftTable] = Tables("fft", dict.fromkeys(devices.KINDS, FftTable()))
 # Blocks in the interpreter are large because every block costs milliseconds of Python.
 TABLE["interpreter"] = FftTable(elements=16384)
 

@@ -429,7 +429,7 @@ def choose_with_descriptors(problem: Problem, device: torch.device, warp_special
     kind, size = devices.current.kind, problem.dtype.itemsize
     configs = THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size]
     if problem.blockwise:
-        configs = BLOCKWISE.get(kind, configs)
+        configs = BLOCKWISE[kind] or configs
     warp_specialized &= devices.has_wgmma(device) and problem.dtype.is_floating_point
     # Tensor cores read 8-bit operands from shared memory only if elements along K are contiguous.
     warp_specialized &= size == 2 or (problem.a_inner and problem.b_inner)

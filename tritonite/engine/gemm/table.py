@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 # The least rows, and the least elements along K, of a tensor core product.
 LEAST_DOT = 16
@@ -161,7 +162,7 @@ class GemmLimits(NamedTuple):
     symmetric: tuple[Config, ...] = (Config(128, 128, 64, 8, 3), Config(64, 64, 64, 4, 4), Config(32, 32, 64, 4, 4))
 
 
-LIMITS = dict.fromkeys(("nvidia", "none", "amd", "interpreter"), GemmLimits())
+LIMITS = Tables("gemm", dict.fromkeys(devices.KINDS, GemmLimits()))
 LIMITS["amd"] = GemmLimits(symmetric=tuple([config._replace(num_stages=2) for config in GemmLimits().symmetric]))
 
 
@@ -197,41 +198,54 @@ _AMD_FLOATS = tuple([config._replace(bf16x6=False) for config in _FLOATS])
 _INTERPRETED = (Config(64, 64, 64),)
 
 _NVIDIA_POINTERS = {1: _FLOATS_16, 2: _FLOATS_16, 4: _FLOATS, 8: _DOUBLES}
-THROUGH_POINTERS: dict[str, dict[int, tuple[Config, ...]]] = {
-    "nvidia": _NVIDIA_POINTERS,
-    "none": _NVIDIA_POINTERS,
-    "amd": {1: _AMD, 2: _AMD, 4: _AMD_FLOATS, 8: _DOUBLES},
-    "interpreter": dict.fromkeys((1, 2, 4, 8), _INTERPRETED),
-}
+THROUGH_POINTERS: Tables[dict[int, tuple[Config, ...]]] = Tables(
+    "gemm_pointers",
+    {
+        "nvidia": _NVIDIA_POINTERS,
+        "none": _NVIDIA_POINTERS,
+        "amd": {1: _AMD, 2: _AMD, 4: _AMD_FLOATS, 8: _DOUBLES},
+        "interpreter": dict.fromkeys((1, 2, 4, 8), _INTERPRETED),
+    },
+)
 _NVIDIA_DESCRIPTORS = {1: _BYTES, 2: _TMA_16}
-THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
-    "nvidia": _NVIDIA_DESCRIPTORS,
-    "none": _NVIDIA_DESCRIPTORS,
-    "amd": {},
-    "interpreter": {2: (Config(64, 64, 64, descriptors=True),)},
-}
+THROUGH_DESCRIPTORS: Tables[dict[int, tuple[Config, ...]]] = Tables(
+    "gemm_descriptors",
+    {
+        "nvidia": _NVIDIA_DESCRIPTORS,
+        "none": _NVIDIA_DESCRIPTORS,
+        "amd": {},
+        "interpreter": {2: (Config(64, 64, 64, descriptors=True),)},
+    },
+)
 # For float8 operands whose sums over blocks are added in float32, which takes registers.
 # regressions: gemm_blockwise_three_consumers, gemm_blockwise_warp_specialized
-BLOCKWISE: dict[str, tuple[Config, ...]] = {
-    "nvidia": (
-        Config(192, 128, 128, 12, 4, 1.3, descriptors=True, GROUP_M=16, warp_specialize=True),
-        Config(128, 128, 128, 8, 6, 1.25, descriptors=True, split_store=True, GROUP_M=32, warp_specialize=True),
-        Config(256, 128, 128, 8, 4, 1.0, descriptors=True, split_store=True),
-        Config(64, 128, 128, 4, 4, 0.8, descriptors=True),
-        Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
-    )
-}
+BLOCKWISE: Tables[tuple[Config, ...]] = Tables(
+    "gemm_blockwise",
+    {
+        "nvidia": (
+            Config(192, 128, 128, 12, 4, 1.3, descriptors=True, GROUP_M=16, warp_specialize=True),
+            Config(128, 128, 128, 8, 6, 1.25, descriptors=True, split_store=True, GROUP_M=32, warp_specialize=True),
+            Config(256, 128, 128, 8, 4, 1.0, descriptors=True, split_store=True),
+            Config(64, 128, 128, 4, 4, 0.8, descriptors=True),
+            Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
+        )
+    },
+)
 BLOCKWISE["none"] = BLOCKWISE["nvidia"]
+BLOCKWISE["amd"] = BLOCKWISE["interpreter"] = ()
 
 # For one row and for few, by whether elements along K are contiguous in b. Among the tiles with enough rows, or the
 # most, `select.rule` takes the first that gives the device one round of programs, or else the last.
-ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
-    "nvidia": {
-        True: (Config(1, 8, 512, programs=4), Config(1, 16, 256, 8)),
-        False: (Config(1, 64, 128, programs=4),),
+ONE_ROW: Tables[dict[bool, tuple[Config, ...]]] = Tables(
+    "gemm_one_row",
+    {
+        "nvidia": {
+            True: (Config(1, 8, 512, programs=4), Config(1, 16, 256, 8)),
+            False: (Config(1, 64, 128, programs=4),),
+        },
+        "interpreter": dict.fromkeys((True, False), (Config(1, 64, 128),)),
     },
-    "interpreter": dict.fromkeys((True, False), (Config(1, 64, 128),)),
-}
+)
 _FEW_BF16X6 = Config(16, 64, 32, 4, 3, programs=8, bf16x6=True)
 _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
     True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2)}
@@ -245,10 +259,13 @@ _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
         8: tuple([Config(rows, 64, 128 // rows, programs=4) for rows in (2, 4, 8)]),
     },
 }
-FEW_ROWS: dict[str, dict[bool, dict[int, tuple[Config, ...]]]] = {
-    "nvidia": _FEW_NVIDIA,
-    "interpreter": dict.fromkeys((True, False), dict.fromkeys((1, 2, 4, 8), (Config(16, 64, 64),))),
-}
+FEW_ROWS: Tables[dict[bool, dict[int, tuple[Config, ...]]]] = Tables(
+    "gemm_few_rows",
+    {
+        "nvidia": _FEW_NVIDIA,
+        "interpreter": dict.fromkeys((True, False), dict.fromkeys((1, 2, 4, 8), (Config(16, 64, 64),))),
+    },
+)
 for _kind in ("none", "amd"):
     ONE_ROW[_kind], FEW_ROWS[_kind] = ONE_ROW["nvidia"], FEW_ROWS["nvidia"]
 
@@ -261,4 +278,4 @@ def every(kind: str) -> Iterator[tuple[int, Config]]:
     yield from [
         (size, config) for table in FEW_ROWS[kind].values() for size, configs in table.items() for config in configs
     ]
-    yield from [(1, config) for config in BLOCKWISE.get(kind, ())]
+    yield from [(1, config) for config in BLOCKWISE[kind]]

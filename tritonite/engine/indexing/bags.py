@@ -69,7 +69,7 @@ def _meta(mode: str, *tensors: torch.Tensor, **others: Any) -> _BagMeta:
         sizes=others.get("sizes", False),
         empty=others.get("empty", -1),
         message=IN_RANGE,
-        checks=devices.current.type == "cpu",
+        checks=devices.current.aten == "cpu",
         last=others.get("last", False),
     )
 

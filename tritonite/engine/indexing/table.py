@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class SegmentBlocks(NamedTuple):
@@ -76,7 +77,7 @@ class IndexingTable(NamedTuple):
     compact: CompactBlocks = CompactBlocks()
 
 
-INDEXING: dict[str, IndexingTable] = dict.fromkeys(devices.KINDS, IndexingTable())
+INDEXING: Tables[IndexingTable] = Tables("indexing", dict.fromkeys(devices.KINDS, IndexingTable()))
 
 
 def indexing_table() -> IndexingTable:

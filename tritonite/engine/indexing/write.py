@@ -219,7 +219,7 @@ def _accumulates_wide(
     if math.prod([size for size, stride in zip(shape, target_strides, strict=True) if stride == 0]) == 1:
         return False
     reach = span(target.shape, target.stride())
-    return target.device.type == "cpu" or reach <= max(indexing_table().small_target, math.prod(shape))
+    return devices.current.aten == "cpu" or reach <= max(indexing_table().small_target, math.prod(shape))
 
 
 def write_at(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.engine.iteration import power_of_2
 from tritonite.errors import Decline
 from tritonite.runtime.contract import settings
@@ -42,7 +43,7 @@ class LinalgTable(NamedTuple):
     measured: bool = False
 
 
-LINALG: dict[str, LinalgTable] = dict.fromkeys(devices.KINDS, LinalgTable())
+LINALG: Tables[LinalgTable] = Tables("linalg", dict.fromkeys(devices.KINDS, LinalgTable()))
 
 
 class Tile(NamedTuple):

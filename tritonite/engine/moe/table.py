@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class MoeTable(NamedTuple):
@@ -32,7 +33,7 @@ class MoeTable(NamedTuple):
     balanced: int = 2048
 
 
-MOE: dict[str, MoeTable] = dict.fromkeys(devices.KINDS, MoeTable())
+MOE: Tables[MoeTable] = Tables("moe", dict.fromkeys(devices.KINDS, MoeTable()))
 
 
 def moe_table() -> MoeTable:

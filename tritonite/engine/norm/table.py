@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class NormTable(NamedTuple):
@@ -18,7 +19,7 @@ class NormTable(NamedTuple):
     late: int = 4
 
 
-NORM: dict[str, NormTable] = dict.fromkeys(devices.KINDS, NormTable())
+NORM: Tables[NormTable] = Tables("norm", dict.fromkeys(devices.KINDS, NormTable()))
 
 
 def norm_table() -> NormTable:

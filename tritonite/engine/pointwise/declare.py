@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from tritonite import dtypes
+from tritonite import devices, dtypes
 from tritonite.engine.iteration import (
     INT32_LIMIT,
     broadcast_shape,
@@ -331,7 +331,7 @@ class Pointwise:
             if plain and (not typed.with_numbers or 1 not in shape):
                 laid = (row_major,) * len(results)
             else:
-                on_cpu = iteration.device.type == "cpu"
+                on_cpu = devices.current.aten == "cpu"
                 laid = self._result_strides(typed, strided, shape, bool(scalars), on_cpu)
             iteration.fresh = tuple(
                 [Fresh(shape, strides, dtype) for strides, dtype in zip(laid, results, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class PointwiseTable(NamedTuple):
@@ -22,7 +23,7 @@ class PointwiseTable(NamedTuple):
     linear_below: int = 4
 
 
-POINTWISE: dict[str, PointwiseTable] = dict.fromkeys(devices.KINDS, PointwiseTable())
+POINTWISE: Tables[PointwiseTable] = Tables("pointwise", dict.fromkeys(devices.KINDS, PointwiseTable()))
 
 
 def pointwise_table() -> PointwiseTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.engine.gemm.table import Config
 
 
@@ -41,7 +42,7 @@ def _in_stages(configs: tuple[Config, ...], stages: int) -> tuple[Config, ...]:
 
 
 _NVIDIA = QuantizedTable()
-QUANTIZED: dict[str, QuantizedTable] = dict.fromkeys(devices.KINDS, _NVIDIA)
+QUANTIZED: Tables[QuantizedTable] = Tables("quantized", dict.fromkeys(devices.KINDS, _NVIDIA))
 QUANTIZED["amd"] = _NVIDIA._replace(
     float8_few=_in_stages(_NVIDIA.float8_few, 2),
     float8=_in_stages(_NVIDIA.float8, 2),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tritonite.devices.tables import Tables
+
 
 class Regime(NamedTuple):
     """A block of `tiles` * `row_elements` (a field of the device) elements of a row, and the warps of a program."""
@@ -166,4 +168,4 @@ _AMD = _NVIDIA._replace(
     twice_narrow=Regime(2, 16),
 )
 
-ROWS: dict[str, RowsTable] = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _AMD, "interpreter": _NVIDIA}
+ROWS: Tables[RowsTable] = Tables("rows", {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _AMD, "interpreter": _NVIDIA})

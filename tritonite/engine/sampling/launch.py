@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.sampling.filters import extent, keep_top_k, keep_top_p, keep_typical, unbounded
 from tritonite.engine.sampling.scores import LAST, Bounds, Penalties, Row, SampleMeta, load_weights, write_scores
@@ -29,7 +30,7 @@ class SamplingTable(NamedTuple):
     num_warps: int = 16
 
 
-SAMPLING: dict[str, SamplingTable] = dict.fromkeys(devices.KINDS, SamplingTable())
+SAMPLING: Tables[SamplingTable] = Tables("sampling", dict.fromkeys(devices.KINDS, SamplingTable()))
 
 
 class Parameters(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class SearchingTable(NamedTuple):
@@ -26,7 +27,7 @@ class SearchingTable(NamedTuple):
     slots: int = 1024
 
 
-SEARCHING: dict[str, SearchingTable] = dict.fromkeys(devices.KINDS, SearchingTable())
+SEARCHING: Tables[SearchingTable] = Tables("searching", dict.fromkeys(devices.KINDS, SearchingTable()))
 # Blocks in the interpreter are large because every block costs milliseconds of Python.
 SEARCHING["interpreter"] = SearchingTable(small_block=1024)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 
 
 class ConvolutionTable(NamedTuple):
@@ -21,7 +22,7 @@ class ConvolutionTable(NamedTuple):
     num_warps: int = 4
 
 
-TABLE: dict[str, ConvolutionTable] = dict.fromkeys(devices.KINDS, ConvolutionTable())
+TABLE: Tables[ConvolutionTable] = Tables("short_convolution", dict.fromkeys(devices.KINDS, ConvolutionTable()))
 
 
 def convolution_table() -> ConvolutionTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tritonite import devices
+from tritonite.devices.tables import Tables
 from tritonite.language.shared import SHARED_BYTES
 
 
@@ -162,18 +163,21 @@ class SortingTable(NamedTuple):
 
 _NVIDIA = SortingTable()
 
-SORTING: dict[str, SortingTable] = {
-    "nvidia": _NVIDIA._replace(slower=Slower(top_k=1024, sets=True)),
-    "none": _NVIDIA,
-    # Threads cost nothing there, and every element of a thread costs milliseconds of Python.
-    "interpreter": _NVIDIA._replace(
-        radix=RadixBlocks(each=4, each_with_indices=4, each_64bit=4, each_alone=4, copies=2),
-        select=SelectBlocks(few_each=4),
-        merge=MergeBlocks(rows=256),
-    ),
-    # One program's radix sort needs NVIDIA's assembly, so the network sorts longer rows, too.
-    "amd": _NVIDIA._replace(network=2048),
-}
+SORTING: Tables[SortingTable] = Tables(
+    "sorting",
+    {
+        "nvidia": _NVIDIA._replace(slower=Slower(top_k=1024, sets=True)),
+        "none": _NVIDIA,
+        # Threads cost nothing there, and every element of a thread costs milliseconds of Python.
+        "interpreter": _NVIDIA._replace(
+            radix=RadixBlocks(each=4, each_with_indices=4, each_64bit=4, each_alone=4, copies=2),
+            select=SelectBlocks(few_each=4),
+            merge=MergeBlocks(rows=256),
+        ),
+        # One program's radix sort needs NVIDIA's assembly, so the network sorts longer rows, too.
+        "amd": _NVIDIA._replace(network=2048),
+    },
+)
 
 
 def sorting_table() -> SortingTable:

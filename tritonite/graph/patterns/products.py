@@ -22,7 +22,7 @@ _RELU = Call((aten.relu.default,), (_VIEWED,))
 
 
 def _gelu() -> Call:
-    return Call((aten.gelu.default,), (_VIEWED, "none" if devices.current.type == "cpu" else "tanh"))
+    return Call((aten.gelu.default,), (_VIEWED, "none" if devices.current.aten == "cpu" else "tanh"))
 
 
 def addmm_activation(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:

@@ -109,8 +109,8 @@ def has_dropout(problem, dropout_p):
     """Return whether there is dropout. Decline probabilities that ATen refuses, or that its kernels round to 0 or 1."""
     if zero_or_one(dropout_p) == 0:
         return False
-    if devices.current.kind == "amd":
-        raise Decline("dropout on AMD, where ATen's kernels draw other random numbers")
+    if "random" in devices.current.unverified and not devices.current.interpreted:
+        raise Decline(f"dropout on {devices.current.kind}, where ATen's kernels draw other random numbers")
     limit(dropout_p, _DROPOUT)
     if not problem.batch * problem.query.shape[1] * problem.queries * problem.keys:
         raise Decline("dropout of nothing: there are no scores")

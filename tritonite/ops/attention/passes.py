@@ -14,7 +14,7 @@ def _decline_if_slower(problem, backend, *done_by):
     """Decline if a backend of ATen's is faster in one of these passes and the settings leave such calls to ATen."""
     query, biased = problem.query, problem.bias is not None
     itemsize, head = query.dtype.itemsize, max(query.shape[3], problem.value.shape[3])
-    measured = devices.current.kind == "nvidia" and devices.has_wgmma(query.device)
+    measured = devices.has_wgmma(query.device)
     unmeasured = devices.current.aten_measured and not measured
     if problem.dropout is None:
         heads, multiprocessors = problem.batch * query.shape[1], devices.multiprocessors(query.device)

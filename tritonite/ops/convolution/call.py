@@ -2,6 +2,7 @@
 
 import torch
 
+from tritonite import devices
 from tritonite.dtypes import FLOATS
 from tritonite.engine.convolution import launch
 from tritonite.engine.convolution.problem import Geometry
@@ -14,7 +15,7 @@ Backend = torch._C._ConvBackend
 
 def precision(dtype, allow_tf32=None):
     """Return "tf32" for float32 operands if `allow_tf32`, or by default torch's switch, has it; else "ieee"."""
-    if dtype is not torch.float32 or aten.on_cpu() or torch.version.hip is not None:
+    if dtype is not torch.float32 or aten.on_cpu() or torch.float32 not in devices.current.tensor_cores:
         return "ieee"
     allowed = torch.backends.cudnn.conv.fp32_precision == "tf32" if allow_tf32 is None else allow_tf32
     return "tf32" if allowed else "ieee"

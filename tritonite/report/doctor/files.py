@@ -104,7 +104,8 @@ def dispatcher() -> Iterator[Finding]:
         return
     kind, slower = devices.current.kind, "calls go through Python"
     if not wanted and os.environ.get("TRITONITE_NATIVE") == "0":
-        level = "warning" if kind == "nvidia" else "note"
+        driver = devices.current.native
+        level = "warning" if driver is not None and driver.by_default else "note"
         yield Finding("dispatcher", level, f"TRITONITE_NATIVE=0: {slower}", "unset TRITONITE_NATIVE for faster calls")
     elif not wanted:
         # The interpreter's own time hides the calls', so that nothing is lost.

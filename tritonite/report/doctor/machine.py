@@ -15,10 +15,13 @@ import torch
 import triton
 
 from tritonite import devices
+from tritonite.devices import plugins
 from tritonite.errors import InvalidSetting
 from tritonite.report.doctor.finding import Finding
 from tritonite.runtime import native
 
+# Triton's names of the two backends whose installations are checked here.
+CUDA, ROCM = "cuda", "hip"
 # The driver from which launches overlap: programmatic dependent launch.
 _OVERLAPPING_LAUNCHES = (12, 3)
 _LEAST = re.compile(r"^(\w+)\s*\(?>=\s*([\d.]+)")
@@ -27,10 +30,16 @@ _LEAST = re.compile(r"^(\w+)\s*\(?>=\s*([\d.]+)")
 def device() -> Iterator[Finding]:
     """Check for a device that can run kernels."""
     record, interpret = devices.current, os.environ.get("TRITON_INTERPRET")
+    for name, reason in plugins.broken.items():
+        yield Finding(
+            "device", "error", f"device plug-in {name} is left out: {reason}", "docs/porting.md has its rules"
+        )
     if record.kind == "none":
         yield Finding(
             "device", "error", f"no GPU, and TRITON_INTERPRET={interpret} forbids the interpreter", _unset_or_gpu()
         )
+    elif record.plugin not in ("", "tritonite"):
+        yield Finding("device", "ok", f"{record.served_by}, at PyTorch's device type {record.type}")
     elif record.interpreted and torch.cuda.is_available():
         advice = "unset TRITON_INTERPRET to run kernels on the GPU"
         yield Finding("device", "warning", f"TRITON_INTERPRET={interpret}: kernels run in the interpreter", advice)
@@ -80,9 +89,9 @@ def _gpus() -> Iterator[Finding]:
 
 def driver() -> Iterator[Finding]:
     """Compare the driver with the CUDA that torch was built for."""
-    if devices.current.kind == "amd":
+    if devices.current.target == ROCM:
         yield Finding("driver", "ok", f"ROCm {torch.version.hip}")
-    if devices.current.kind != "nvidia":
+    if devices.current.target != CUDA:
         return
     has, needs = cuda_driver(), _version(torch.version.cuda or "")
     text = ".".join(map(str, has))
@@ -119,7 +128,7 @@ def versions() -> Iterator[Finding]:
         else:
             yield Finding("versions", "ok", f"{name} {found}" + (f", {least} or later is supported" if least else ""))
     pinned = tritons_of_torch()
-    if pinned and devices.current.kind != "amd" and _version(pinned) != _version(triton.__version__):
+    if pinned and devices.current.target != ROCM and _version(pinned) != _version(triton.__version__):
         message = f"torch {torch.__version__} was released with triton {pinned}, and {triton.__version__} is installed"
         yield Finding("versions", "note", message, f"pip install triton=={pinned}, if torch.compile has problems")
 
@@ -152,7 +161,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 def compilers() -> Iterator[Finding]:
     """Check for a C compiler, which Triton needs, a C++ compiler and Python's headers for the dispatcher, and ptxas."""
-    gpu = devices.current.kind in ("nvidia", "amd")
+    gpu = not devices.current.interpreted and devices.current.kind != "none"
     c = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if c is None or shutil.which(c.split()[0]) is None:
         advice = "install gcc or clang, or set CC"
@@ -161,7 +170,7 @@ def compilers() -> Iterator[Finding]:
     else:
         yield Finding("compilers", "ok", f"C: {c}")
     yield from _cxx()
-    if devices.current.kind == "nvidia":
+    if devices.current.target == CUDA:
         path = ptxas()
         works = path is not None and os.access(path, os.X_OK)
         advice = "" if works else "reinstall triton, or set TRITON_PTXAS_PATH to CUDA's ptxas"

@@ -40,8 +40,6 @@ from tritonite.errors import BuildFailed, InvalidSetting
 from tritonite.runtime import cache, progress
 
 _NAME = "tritonite_dispatcher"
-# Kinds of device with a driver, and whether they use the dispatcher by default.
-_USED_BY_DEFAULT = {"nvidia": True, "interpreter": False}
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
 # The standard for torch headers that state no minimum.
 _NEWEST_STANDARD = "c++20"
@@ -57,9 +55,9 @@ def _requested() -> bool | None:
 
 
 def wanted() -> bool:
-    """Return whether to use the dispatcher: on NVIDIA unless TRITONITE_NATIVE=0, in the interpreter if it is 1."""
-    requested, default = _requested(), _USED_BY_DEFAULT.get(devices.current.kind)
-    return default is not None and (default if requested is None else requested)
+    """Return whether to use the dispatcher for the default device: as its driver says, or as TRITONITE_NATIVE says."""
+    requested, native = _requested(), devices.current.native
+    return native is not None and (native.by_default if requested is None else requested)
 
 
 def flags() -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices, registry
+from tritonite.devices.tables import Tables
 from tritonite.engine.convolution import filters, forward, launch, table
 from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.engine.convolution.groups import write_block_diagonal
@@ -97,7 +98,7 @@ def _cases(
 ) -> Any:
     for name, arguments in _calls(dtype, *variant):
         outer = table.TABLE
-        table.TABLE = dict.fromkeys(outer, limits)
+        table.TABLE = Tables(outer.engine, dict.fromkeys(outer, limits))
         try:
             found = launches(registry.overloads()[name], arguments, interpreted=False)
         finally:

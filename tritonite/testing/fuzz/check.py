@@ -62,8 +62,7 @@ class Outcome(NamedTuple):
 
 def synchronize() -> None:
     """Wait for the device, so that its errors are raised at the call that causes them."""
-    if tritonite.device == "cuda":
-        torch.cuda.synchronize()
+    tritonite.backend.runtime.synchronize(tritonite.backend)
 
 
 class Copies:

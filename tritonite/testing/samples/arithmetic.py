@@ -34,17 +34,17 @@ facts.may_decline(
 def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
     """Avoid quotients without a defined result: integers by 0 on a GPU, and large floats on a CPU."""
     dividend, divisor = arguments["self"], arguments["other"]
-    if devices.current.type == "cpu" and isinstance(dividend, float):
+    if devices.current.aten == "cpu" and isinstance(dividend, float):
         # If the quotient has more digits than the dtype, ATen's vector loop returns nan.
         return arguments | {"self": math.fmod(dividend, 1024.0) if math.isfinite(dividend) else dividend}
-    if devices.current.type == "cpu" and facts.real(dividend) and dividend.is_floating_point():
+    if devices.current.aten == "cpu" and facts.real(dividend) and dividend.is_floating_point():
         # The limit leaves digits for a divisor of 0.001.
         large = dividend.double().abs().nan_to_num(0, 0, 0) > 2.0**20
         return arguments | {"self": dividend.masked_fill(large, 1024.0)} if large.any() else arguments
-    if devices.current.type != "cpu" and type(divisor) in (bool, int) and divisor == 0:
+    if devices.current.aten != "cpu" and type(divisor) in (bool, int) and divisor == 0:
         return arguments | {"other": 1}
     flags = isinstance(divisor, torch.Tensor) and divisor.dtype is torch.bool
-    if devices.current.type == "cpu" or not (flags or (facts.real(divisor) and not divisor.is_floating_point())):
+    if devices.current.aten == "cpu" or not (flags or (facts.real(divisor) and not divisor.is_floating_point())):
         return arguments
     return arguments | {"other": divisor.masked_fill(divisor == 0, 1)}
 
@@ -53,7 +53,7 @@ def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
 def _known_parity(arguments: dict[str, Any]) -> dict[str, Any]:
     """Limit an exponent to numbers whose parity every dtype keeps: ATen rounds it in its vector loop alone."""
     exponent = arguments["exponent"]
-    if devices.current.type != "cpu" or type(exponent) not in (int, float) or not 2**7 < abs(exponent) < math.inf:
+    if devices.current.aten != "cpu" or type(exponent) not in (int, float) or not 2**7 < abs(exponent) < math.inf:
         return arguments
     return arguments | {"exponent": type(exponent)(math.copysign(128, exponent))}
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tritonite import devices
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
 from tritonite.testing.samples.normalization import terms_of_gradients
@@ -70,7 +71,7 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
     given |= {"running_mean": weight.flip(0), "running_var": variance, "output_mask": [True, True, True]}
     given |= {"exponential_average_factor": 0.25, "epsilon": 1e-5, "grad_output": x}
     size = 0
-    if x.device.type == "cuda" and x.is_floating_point():
+    if devices.current.aten == "cuda" and x.is_floating_point():
         size = torch._C._get_cudnn_batch_norm_reserve_space_size(x, True)
     given["reserve"] = given["reserveSpace"] = torch.zeros(size, dtype=torch.uint8, device=x.device)
     if x.is_floating_point():

@@ -54,6 +54,6 @@ def _consistent_size(arguments: dict[str, Any]) -> dict[str, Any]:
     repeats = arguments["repeats"]
     if not facts.is_index(repeats):
         return arguments
-    repeats = facts.within(repeats, -1 if devices.current.type == "cpu" else 0, 1000)
-    sized = devices.current.type != "cpu" and arguments.get("output_size") is not None
+    repeats = facts.within(repeats, -1 if devices.current.aten == "cpu" else 0, 1000)
+    sized = devices.current.aten != "cpu" and arguments.get("output_size") is not None
     return arguments | {"repeats": repeats} | ({"output_size": int(repeats.sum())} if sized else {})

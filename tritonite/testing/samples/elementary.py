@@ -14,7 +14,7 @@ facts.NAN_UNDEFINED.add("logit_backward")
 def _bounds_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
     """Keep the bounds in order: where they cross, ATen's vector and scalar loops on a CPU choose different ones."""
     eps = arguments["eps"]
-    crossing = devices.current.type == "cpu" and isinstance(eps, (int, float)) and eps > 0.5
+    crossing = devices.current.aten == "cpu" and isinstance(eps, (int, float)) and eps > 0.5
     return arguments | {"eps": 0.5} if crossing else arguments
 
 

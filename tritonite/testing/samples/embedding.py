@@ -68,6 +68,6 @@ def _rows_to_scale(arguments: dict[str, Any]) -> dict[str, Any]:
 def _rows_to_read(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return indices of rows of the table: on a GPU ATen stops the program for others."""
     weight, indices = arguments["weight"], arguments["indices"]
-    if devices.current.type == "cpu" or not (isinstance(weight, torch.Tensor) and weight.dim()):
+    if devices.current.aten == "cpu" or not (isinstance(weight, torch.Tensor) and weight.dim()):
         return arguments
     return arguments | {"indices": facts.within(indices, 0, weight.shape[0] - 1)}

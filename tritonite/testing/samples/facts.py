@@ -115,7 +115,7 @@ class MayDecline:
 
     def here(self) -> bool:
         """Return whether the exception holds on the device in use."""
-        return self.device in ("", devices.current.type)
+        return self.device in ("", devices.current.aten)
 
     def covers(self, name: str, label: str, dtype: torch.dtype, reason: str) -> bool:
         """Return whether the exception allows a decline."""
@@ -264,7 +264,7 @@ def without_signed_nan(x: torch.Tensor) -> torch.Tensor:
     ATen's radix sorts put a negative nan before all numbers, and its other kernels put any nan after them, as ours do.
     Conversions to bfloat16 on a CPU make negative nans.
     """
-    if devices.current.type == "cpu" or not x.is_floating_point() or not (x.isnan() & x.signbit()).any():
+    if devices.current.aten == "cpu" or not x.is_floating_point() or not (x.isnan() & x.signbit()).any():
         return x
     return x.masked_fill(x.isnan(), float("nan"))
 
@@ -273,4 +273,4 @@ def compares_zero_sign(packet: str | None) -> bool:
     """Return whether the sign of an operator's zeros must be ATen's."""
     if packet in ZERO_SIGN_OF_ROUNDOFF:
         return False
-    return devices.current.type != "cpu" or packet not in ZERO_SIGN_UNDEFINED
+    return devices.current.aten != "cpu" or packet not in ZERO_SIGN_UNDEFINED

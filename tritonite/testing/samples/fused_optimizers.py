@@ -42,7 +42,7 @@ def _states(tensors: facts.Tensors) -> dict[str, Any] | None:
     if not all(x.is_floating_point() and is_dense(x.shape, x.stride()) for x in tensors):
         return None
     device, count = tensors[0].device, len(tensors)
-    if tensors[0].itemsize == 2 and devices.current.type == "cpu":
+    if tensors[0].itemsize == 2 and devices.current.aten == "cpu":
         # ATen's SGD on a CPU reads 16-bit momentum as float32 in whole vectors, and leaves their parameters unchanged.
         tensors = [x.flatten()[:7].contiguous() for x in tensors]
     # The order of ATen's sums on each kind of device decides whether arguments that are infinite, or whose squares are,

@@ -69,7 +69,7 @@ def _within_dimension(x: Any, index: Any, dim: Any, wraps: bool) -> Any:
 def within(arguments: dict[str, Any], wraps: bool = False) -> dict[str, Any]:
     """Limit indices to valid ones on a GPU, where ATen stops the program for others or reads beyond the tensor."""
     x, index = arguments.get("self"), arguments.get("index")
-    if devices.current.type == "cpu" or not isinstance(x, torch.Tensor):
+    if devices.current.aten == "cpu" or not isinstance(x, torch.Tensor):
         return arguments
     if "dim" in arguments:
         return arguments | {"index": _within_dimension(x, index, arguments["dim"], wraps)}

@@ -45,7 +45,7 @@ facts.may_decline(
 @facts.drawn("binary_cross_entropy")
 def _drawn_probabilities(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return probabilities from 0 to 1: on a GPU ATen stops the program for other numbers."""
-    if devices.current.type == "cpu":
+    if devices.current.aten == "cpu":
         return arguments
     return arguments | {
         name: arguments[name].nan_to_num(0.5).clamp(0, 1)

@@ -115,7 +115,7 @@ def _activated(
     total = torch.addmm(self, mat1, mat2, **scales)
     if not use_gelu:
         return total.relu()
-    return torch.nn.functional.gelu(total, approximate="none" if devices.current.type == "cpu" else "tanh")
+    return torch.nn.functional.gelu(total, approximate="none" if devices.current.aten == "cpu" else "tanh")
 
 
 facts.REFERENCES |= {
@@ -222,7 +222,7 @@ def _ends_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
 @facts.drawn("baddbmm")
 def _finite_where_ignored(arguments: dict[str, Any]) -> dict[str, Any]:
     """Make batches finite if alpha is 0: on the CPU ATen multiplies small batches by 0, and BLAS ignores large ones."""
-    if devices.current.type != "cpu" or arguments.get("alpha") != 0:
+    if devices.current.aten != "cpu" or arguments.get("alpha") != 0:
         return arguments
     batches = {name: arguments[name] for name in ("batch1", "batch2")}
     finite = {

@@ -112,6 +112,6 @@ def _in_order(arguments: dict[str, Any]) -> dict[str, Any]:
 def _drawn_probabilities(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return probabilities from 0 to 1: on a GPU ATen stops the program for other numbers."""
     name = "p" if "p" in arguments else "self"
-    if devices.current.type == "cpu" or not isinstance(arguments[name], torch.Tensor):
+    if devices.current.aten == "cpu" or not isinstance(arguments[name], torch.Tensor):
         return arguments
     return arguments | {name: facts.within(arguments[name], 0.0, 1.0)}

@@ -114,5 +114,5 @@ def _equal_if_duplicate(arguments: dict[str, Any]) -> dict[str, Any]:
         several = bool((_written(drawn) > 1).any())
     except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError):
         # ATen refuses the arguments on a CPU, but may accept them on a GPU.
-        several = devices.current.type != "cpu"
+        several = devices.current.aten != "cpu"
     return drawn | {name: source.flatten()[:1].expand(source.numel()).reshape(source.shape)} if several else drawn

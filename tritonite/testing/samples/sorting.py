@@ -48,7 +48,7 @@ def _without_signs(arguments: dict[str, Any]) -> dict[str, Any]:
 
     Zeros keep their sign in a stable sort. On a CPU selections by rank do not compare the sign of zeros.
     """
-    x, on_cpu = arguments["self"], devices.current.type == "cpu"
+    x, on_cpu = arguments["self"], devices.current.aten == "cpu"
     if x.dtype not in dtypes.FLOATS or (on_cpu and "descending" not in arguments):
         return arguments
     nans = x.isnan() & x.signbit() & (not on_cpu)
@@ -62,7 +62,7 @@ def _without_signs(arguments: dict[str, Any]) -> dict[str, Any]:
 def _without_nan(arguments: dict[str, Any]) -> dict[str, Any]:
     """Replace nan, which ATen's kernel for CPUs does not sort."""
     x = arguments["self"]
-    if devices.current.type != "cpu" or x.dtype not in dtypes.FLOATS or not x.isnan().any():
+    if devices.current.aten != "cpu" or x.dtype not in dtypes.FLOATS or not x.isnan().any():
         return arguments
     return arguments | {"self": x.nan_to_num(1.0, float("inf"), -float("inf"))}
 
