@@ -143,8 +143,9 @@ def test_other_devices_are_refused(kernels, tmp_path, monkeypatch, change_device
     path = tmp_path / "x"
     tritonite.save_kernels(path)
     contents, driver = artifact.read(path), artifact.driver
-    change_device(type="cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "New GPU")
+    change_device(type="cuda", interpreted=False, host_memory=False)
+    monkeypatch.setattr(devices, "current_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(devices, "name_of", lambda device: "New GPU")
     for arch, strict in ((90, False), (90, True), (80, False)):
         target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
         monkeypatch.setattr(driver, "_active", type("Driver", (), {"get_current_target": lambda self: target})())

@@ -50,6 +50,11 @@ def parameters(count):
         ("# SPDX-" + "License-Identifier: Apache-2.0", "licence"),
         ('def f():\n    """Of the rows those that are long."""', "opens with 'Of'"),
         ("# A thread has so many elements.", "'so many'"),
+        ("x.device.type == 'cuda'", "a kind of device"),
+        ("devices.current.kind in ('nvidia', 'amd')", "a kind of device"),
+        ("x.is_cuda", "a kind of device"),
+        ("torch.cuda.synchronize()", "a kind of device"),
+        ("torch.version.hip", "a kind of device"),
         (f"@triton.jit\ndef kernel({parameters(21)}):\n    pass", "kernel has 21 parameters"),
         (f"@gluon.jit(do_not_specialize=['p0'])\ndef kernel({parameters(20)}, *, last):\n    pass", "21 parameters"),
         (f"class Kernel:\n    def launch({parameters(13)}):\n        pass", "launch has 13 parameters"),
@@ -66,6 +71,8 @@ def test_house_rules_allow_what_has_its_place():
     breaches = load("house_rules").breaches
     assert not list(breaches("import torch\ntorch.library._impls", "tritonite/install/override.py"))
     assert not list(breaches("print(1)", "tritonite/testing/targets.py"))
+    assert not list(breaches("torch.cuda.synchronize()", "tritonite/devices/cuda.py"))
+    assert not list(breaches("devices.current.aten == 'cuda'", "tritonite/ops/sums.py"))
     assert not list(breaches("try:\n    pass\nexcept Exception:  # noqa: BLE001 - why\n    pass", "tritonite/x.py"))
     assert not list(breaches(f"@triton.jit\ndef kernel({parameters(20)}):\n    pass", "tritonite/x.py"))
     for decorator in ("operator('add')", "cuda_operator('add', FLOATS)", "app.command()"):

@@ -187,7 +187,7 @@ def test_the_interpreter_has_nothing_to_compile(monkeypatch, capsys):
 
 
 def test_without_a_device_there_is_an_error(change_device):
-    change_device(type="cpu", interpreted=False)
+    change_device(dispatch_key="", interpreted=False)
     with pytest.raises(NoDevice):
         tritonite.warm(torch.exp, torch.ones(3))
 

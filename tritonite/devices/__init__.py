@@ -138,10 +138,12 @@ def serving(device: Device) -> Iterator[None]:
 
 
 def of(device: torch.device) -> Device:
-    """Return the record of a device, or the current one for a type that no plug-in serves."""
+    """Return the record of a device. CPU tensors without a device that serves them have the current one's limits."""
     own = in_force()
     if device.type == own.type:
         return own
+    if device.type == "cpu" and len(present) == 1:
+        return replace(own, type="cpu", runtime=HostRuntime(), host_memory=True, tma=True, fp8=True)
     return next((each for each in present if each.type == device.type), own)
 
 

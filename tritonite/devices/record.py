@@ -25,15 +25,13 @@ class Override(NamedTuple):
 
 
 class NativeDriver(NamedTuple):
-    """The driver by which the native dispatcher launches on a kind of device without Python.
+    """The use of the native dispatcher by a kind of device that runtime/native/driver.h can launch on.
 
     Attributes:
-        by_default: whether calls go through the dispatcher unless TRITONITE_NATIVE is 0.
-        library: path of a shared library with the functions that runtime/native/driver.h lists; "" for the CUDA driver.
+        by_default: whether calls go through the dispatcher unless TRITONITE_NATIVE is 0. Otherwise they do if it is 1.
     """
 
     by_default: bool
-    library: str = ""
 
 
 @dataclass(frozen=True)
