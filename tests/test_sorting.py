@@ -360,7 +360,7 @@ def test_median_of_negative_nan(dtype, shared, change_device, device):
 def test_inputs_drawn_for_gpus_have_no_negative_nan(change_device):
     """Unless a sort is stable, they have no negative zeros either, because ATen's order of them is open."""
     x = torch.tensor([1.0, -float("nan"), -0.0])
-    change_device(type="cuda")
+    change_device(aten="cuda")
     for name in ("median", "sort"):
         for stable in (False, True):
             drawn = DRAWN[name]({"self": x, "stable": stable})["self"]
