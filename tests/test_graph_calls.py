@@ -110,3 +110,31 @@ def test_programs_before_and_after_row_operators(device, name, dtype):
         check(lambda x, y, w: row(x * 0.5 + y, w), x, y, weight, **close)
         check(lambda x, y, w: row(x, w) * y + w, x, y, weight, **close)
         check(lambda x, y, w: (row(x * y, w) * (w + 1)).to(torch.float64), x, y, weight, **close)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_programs_after_products(device, dtype):
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 8e-3, "atol": 1e-2}
+    for rows, inner, columns in ((5, 7, 9), (1, 8, 4), (32, 16, 64), (3, 0, 4), (0, 4, 3)):
+        shapes = (rows, inner), (inner, columns), (rows, columns), columns, (rows, 1)
+        given = randn(device, *shapes, dtype=dtype)
+        check(lambda a, b, y, row, column: functional.silu(a @ b) * 0.5 + y, *given, **close)
+        check(lambda a, b, y, row, column: (torch.addmm(row, a, b) * column + row).float(), *given, **close)
+        check(lambda a, b, y, row, column: (a @ b).masked_fill(y > 0, float('-inf')), *given, **close)
+        # Something else reads the product.
+        check(lambda a, b, y, row, column: ((a @ b) * 2, (a @ b).sum(), y), *given, left=2, **close)
+
+
+def test_programs_after_batched_products_and_views(device):
+    given = randn(device, (2, 3, 8), (2, 3, 6), (2, 3, 3), (6, 8), 6, (2, 1, 6))
+    close = {"rtol": 1e-5, "atol": 1e-5}
+
+    def linear(x, y, square, weight, bias, middle):
+        return functional.linear(x, weight, bias).sigmoid() * y + bias
+
+    module = check(linear, *given, left=2, **close)
+    assert sorted(names(module)) == ["aten::t", "aten::view", NAME]
+    check(lambda x, y, square, w, b, middle: functional.linear(x, w) + y, *given, left=2, **close)
+    check(lambda x, y, square, w, b, middle: torch.bmm(x, x.mT) * 0.125 + square, *given, left=1, **close)
+    # An operand that is broadcast along the middle dimension is no matrix of the product's rows.
+    check(lambda x, y, square, w, b, middle: functional.linear(x, w) * middle, *given, left=2, **close)

@@ -71,6 +71,25 @@ def epilogue_of(tensor: torch.Tensor) -> Epilogue | None:
     return found if found is not None and _is(tensor, found.result) else None
 
 
+def epilogue_behind(tensor: torch.Tensor) -> Epilogue | None:
+    """Return the epilogue that reads a result of which `tensor` is a row-major view, or None for a tensor in memory.
+
+    Its further tensors and its results have the view's shape. Declines more than one result, and tensors that have no
+    such view.
+    """
+    found = _local.epilogue
+    if found is None or tensor.untyped_storage()._cdata != found.result.untyped_storage()._cdata:
+        return None
+    if tensor.shape.numel() != found.result.shape.numel() or not tensor.is_contiguous() or len(found.outs) > 1:
+        raise Decline("a result that is not row-major, or several of them")
+    try:
+        tensors = [x.expand(found.result.shape).view(tensor.shape) for x in found.tensors]
+        outs = [out.view(tensor.shape) for out in found.outs]
+    except RuntimeError:
+        raise Decline("operands of a program that are not rows or columns of the product") from None
+    return found._replace(tensors=tuple(tensors), outs=tuple(outs))
+
+
 def _is(tensor: torch.Tensor, hollow: torch.Tensor) -> bool:
     if tensor is hollow:
         return True

@@ -90,6 +90,7 @@ class _Parts(NamedTuple):
     before: str
     operands: Sequence[torch.Tensor]
     call: str
+    shape: Sequence[int]
     after_operands: Sequence[torch.Tensor]
     after_numbers: Sequence[Any]
     after: str
@@ -124,8 +125,9 @@ class _Parts(NamedTuple):
         device, (own,) = program.outputs((*tensors, *numbers))
         return Prologue(program, tensors, numbers, allocate(own.shape, own.strides, own.dtype, device))
 
-    def epilogue(self, result: torch.Tensor, allocate: Callable[..., torch.Tensor]) -> Epilogue:
-        """Return the program after the call, which reads `result`. `allocate` makes its results."""
+    def epilogue(self, called: torch.Tensor, allocate: Callable[..., torch.Tensor]) -> Epilogue:
+        """Return the program after the call, which reads its result `called`. `allocate` makes the program's results."""
+        result = called.view(self.shape) if len(self.shape) else called
         tensors, numbers = tuple(self.after_operands), tuple(self.after_numbers)
         program = from_text(self.after, 1 + len(tensors), len(numbers))
         device, fresh = program.outputs((result, *tensors, *numbers))
@@ -190,10 +192,10 @@ _declaration = Declaration(
     promotion="own",
     method="",
     # Programs within other kernels have their numbers as constants.
-    pinned=frozenset(("before_numbers", "after_numbers")),
+    pinned=frozenset(("before_numbers", "shape", "after_numbers")),
     library=LibraryFormulas(
         f"{NAME.partition('::')[2]}(Tensor[] before_operands, Scalar[] before_numbers, str before, Tensor[] operands,"
-        " str call, Tensor[] after_operands, Scalar[] after_numbers, str after) -> Tensor[]",
+        " str call, SymInt[] shape, Tensor[] after_operands, Scalar[] after_numbers, str after) -> Tensor[]",
         _fake,
     ),
 )
@@ -204,7 +206,7 @@ def fused_call() -> Any:
 
     A call has the text of a program (`registry/programs.py`) before it, whose result is `made`, or "". Its own text is
     like `sum.dim_IntList(made, [-1], False) -> float32`, with `operands` as t0, t1 and so on. The first tensor of the program
-    after it is its first result. The operator returns the results of that program, then the call's other results. It
+    after it is its first result, in the `shape` of a view if that is not empty. The operator returns the results of that program, then the call's other results. It
     is an operator of inference: it has no gradient.
     """
     library.register([_declaration])

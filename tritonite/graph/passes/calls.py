@@ -38,6 +38,9 @@ from tritonite.graph.passes.regions import Regions, replace
 _REDUCTIONS = frozenset(
     "sum mean amax amin prod nansum linalg_vector_norm logsumexp var std var_mean std_mean argmax argmin any all".split()
 )
+# Operators whose result an epilogue may read, and nothing else.
+_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_int_mm"))
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _ROW_OPERATORS = frozenset(("_softmax", "_log_softmax", "_safe_softmax", "native_layer_norm", "_fused_rms_norm"))
 # Formulas of a program within a kernel, and tensors that it reads or writes. Some are read twice for one result.
 _MOST_STEPS, _MOST_TENSORS = 24, 6
@@ -51,7 +54,7 @@ class _Kernel:
 
     Attributes:
         node: the call.
-        result: the node of its first result, which is the call or an item of it.
+        result: the node of its first result, which is the call, an item of it, or the view of a product.
         items: the nodes of the items of a call with several results, by their index.
         before, after: the nodes of the programs, in the graph's order.
     """
@@ -68,6 +71,9 @@ def fuse_calls(module: fx.GraphModule, selected: frozenset[str] | None = None) -
     graph = module.graph
     calls = {node: call for node in graph.nodes if may_fuse([node], selected) and (call := call_of(node)) is not None}
     kernels = [kernel for node in graph.nodes if may_fuse([node], selected) and (kernel := _kernel_of(node))]
+    # What is between a product and a row operator joins the row operator, since fast kernels of products have no
+    # programs.
+    kernels.sort(key=lambda kernel: _packet(kernel.node) in _PRODUCTS)
     if not calls or not kernels:
         return
     _repeat_conversions(graph, calls, kernels)
@@ -76,8 +82,9 @@ def fuse_calls(module: fx.GraphModule, selected: frozenset[str] | None = None) -
     for kernel in kernels:
         for grow in (_grow_before, _grow_after):
             trial = regions.copy()
-            for item in kernel.items.values():
-                trial.merge(item, kernel.node)
+            for item in (*kernel.items.values(), kernel.result):
+                if item is not None and item is not kernel.node:
+                    trial.merge(item, kernel.node)
             if grow(trial, calls, kernel):
                 regions = trial
                 found[kernel.node] = kernel
@@ -100,7 +107,7 @@ def _kernel_of(node: fx.Node) -> _Kernel | None:
     """Return the kernel of a reduction or a row operator that has no program yet, else None."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or "val" not in node.meta:
         return None
-    if node.target.namespace != "aten" or _packet(node) not in _REDUCTIONS | _ROW_OPERATORS:
+    if node.target.namespace != "aten" or _packet(node) not in _REDUCTIONS | _ROW_OPERATORS | _PRODUCTS:
         return None
     if _name(node) not in registry.overloads() or not all(map(_is_tensor, node.all_input_nodes)):
         return None
@@ -109,7 +116,9 @@ def _kernel_of(node: fx.Node) -> _Kernel | None:
     except Decline:
         return None
     if isinstance(node.meta["val"], torch.Tensor):
-        return _Kernel(node, node, {})
+        (view, *others) = node.users or (None,)
+        viewed = _packet(node) in _PRODUCTS and view is not None and view.target in _VIEWS and not others
+        return _Kernel(node, view if viewed else node, {})
     items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     if len(items) < len(node.users):
         return None
@@ -168,6 +177,8 @@ def _leads_to(node: fx.Node, reading: set[fx.Node], calls: dict[fx.Node, Pointwi
 def _grow_before(regions: Regions, calls: dict[fx.Node, PointwiseCall], kernel: _Kernel) -> bool:
     """Merge the pointwise operators that make a kernel's operand with it. Returns whether there are some."""
     source = kernel.node.args[0] if kernel.node.args else None
+    if _packet(kernel.node) in _PRODUCTS:
+        return False
     if not isinstance(source, fx.Node) or source not in calls or kernel.node.all_input_nodes.count(source) != 1:
         return False
     if sum(given is source for given in kernel.node.args) != 1 or list(source.users) != [kernel.node]:
@@ -220,8 +231,9 @@ def _grow_after(regions: Regions, calls: dict[fx.Node, PointwiseCall], kernel: _
     All of the result's readers have to be among them.
     """
     result = kernel.result
-    if result is None or _packet(kernel.node) not in _ROW_OPERATORS:
+    if result is None or _packet(kernel.node) not in _ROW_OPERATORS | _PRODUCTS:
         return False
+    most_stored = 1 if _packet(kernel.node) in _PRODUCTS else 2
     shape = result.meta["val"].shape
     if not result.users or any(not _follows(user, calls, shape) for user in result.users):
         return False
@@ -232,7 +244,7 @@ def _grow_after(regions: Regions, calls: dict[fx.Node, PointwiseCall], kernel: _
         if own in members or not _follows(own, calls, shape) or len(members) == _MOST_STEPS:
             continue
         trial = [*members, own]
-        if members and not _fits(trial, calls, 2):
+        if members and not _fits(trial, calls, most_stored):
             continue
         if len(regions.region(own)) > 1 or not regions.merge(own, kernel.node):
             continue
@@ -242,7 +254,7 @@ def _grow_after(regions: Regions, calls: dict[fx.Node, PointwiseCall], kernel: _
         return False
     sources = [each for own in members for each in own.all_input_nodes if each not in members and each is not result]
     members += _producers(regions, calls, kernel.node, [each for each in sources if each in calls], shape, members)
-    if not _fits(members, calls, 2):
+    if not _fits(members, calls, most_stored):
         return False
     kernel.after = sorted(members, key=regions.index.__getitem__)
     return True
@@ -299,7 +311,8 @@ def _fused(
         assert kernel.result is not None
         (_, *tensors), numbers, program = program_of(calls, kernel.after, stored, [kernel.result])
         after = [made.get(each, each) for each in tensors], numbers, program
-    call = graph.call_function(fused_call(), (*before, operands, text, *after))
+    view = kernel.result.args[1] if kernel.result is not None and kernel.result.target in _VIEWS else []
+    call = graph.call_function(fused_call(), (*before, operands, text, view, *after))
     results: dict[fx.Node, fx.Node] = {}
     first = 1
     if kernel.after:

@@ -24,7 +24,7 @@ def _parts(call: str, x: torch.Tensor, dim: int, results: int, after: bool) -> t
     text = f"{call.format(dim=dim, size=x.shape[-1])} -> {results_text}"
     operands = [x[0]] if "t0" in text else []
     epilogue: tuple[Any, ...] = ([x, x[0]], [1], _AFTER) if after else ([], [], "")
-    return ([x, x, x[:1]], [1], _BEFORE, operands, text, *epilogue)
+    return ([x, x, x[:1]], [1], _BEFORE, operands, text, [], *epilogue)
 
 
 def _calls(x: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
