@@ -27,7 +27,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in dtypes.ALL}
 
 
 class Called(NamedTuple):
-    """The call of a text: the overload's name, its arguments with a `Placed` for each tensor, and its results' dtypes."""
+    """A call by text: the overload's name, its arguments with a `Placed` for each tensor, and its results' dtypes."""
 
     overload: str
     args: tuple[Any, ...]
@@ -36,9 +36,9 @@ class Called(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A tensor among a call's arguments by its index; -1 for the prologue's result."""
+    """A tensor among a call's arguments by its place; -1 for the prologue's result."""
 
-    index: int
+    place: int
 
 
 def call_text(overload: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.dtype]) -> str:
@@ -49,7 +49,7 @@ def call_text(overload: str, args: Sequence[Any], kwargs: dict[str, Any], result
 
 def _argument_text(value: Any) -> str:
     if isinstance(value, Placed):
-        return MADE if value.index < 0 else f"t{value.index}"
+        return MADE if value.place < 0 else f"t{value.place}"
     if isinstance(value, torch.dtype) and value in dtypes.ALL:
         return str(value).removeprefix("torch.")
     if isinstance(value, (list, tuple)):
@@ -108,7 +108,7 @@ class _Parts(NamedTuple):
 
         def filled(value: Any) -> Any:
             if isinstance(value, Placed):
-                tensor = made if value.index < 0 else self.operands[value.index]
+                tensor = made if value.place < 0 else self.operands[value.place]
                 assert tensor is not None
                 return like(tensor)
             return [filled(each) for each in value] if isinstance(value, list) else value
@@ -126,7 +126,7 @@ class _Parts(NamedTuple):
         return Prologue(program, tensors, numbers, allocate(own.shape, own.strides, own.dtype, device))
 
     def epilogue(self, called: torch.Tensor, allocate: Callable[..., torch.Tensor]) -> Epilogue:
-        """Return the program after the call, which reads its result `called`. `allocate` makes the program's results."""
+        """Return the program after the call, which reads the result `called`. `allocate` makes its own results."""
         result = called.view(self.shape) if len(self.shape) else called
         tensors, numbers = tuple(self.after_operands), tuple(self.after_numbers)
         program = from_text(self.after, 1 + len(tensors), len(numbers))
@@ -204,10 +204,11 @@ _declaration = Declaration(
 def fused_call() -> Any:
     """Return the overload `torch.ops.tritonite.fused_call.default`, registered with torch on first use.
 
-    A call has the text of a program (`registry/programs.py`) before it, whose result is `made`, or "". Its own text is
-    like `sum.dim_IntList(made, [-1], False) -> float32`, with `operands` as t0, t1 and so on. The first tensor of the program
-    after it is its first result, in the `shape` of a view if that is not empty. The operator returns the results of that program, then the call's other results. It
-    is an operator of inference: it has no gradient.
+    Its arguments are the operands, the numbers and the text (`registry/programs.py`) of a program before the call, or
+    "". Then come the call's operands t0, t1 and so on, and its text, such as `sum.dim_IntList(made, [-1], False) ->
+    float32`, where `made` is the program's result. Last are the program after it, and before that the `shape` of a view
+    of the call's first result, or []. That program's first tensor is this result. The operator returns the program's
+    results, then the call's other results. It is an operator of inference: it has no gradient.
     """
     library.register([_declaration])
     return library.overload_of(NAME)

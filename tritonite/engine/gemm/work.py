@@ -207,7 +207,7 @@ class Work(NamedTuple):
 
     @property
     def suits_bf16x6(self) -> bool:
-        """True if `multiply_bf16x6` can compute this product: a single one of exact float32, and no function of the sum."""
+        """True if `multiply_bf16x6` can compute this product: a single one of exact float32, with linear epilogues."""
         return self.exact and self.is_single and self.epilogue.suits_warp_specialized
 
     @property

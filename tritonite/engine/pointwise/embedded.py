@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.pointwise.program import Program
-from tritonite.engine.pointwise.promotion import TensorKind
+from tritonite.engine.pointwise.promotion import Kind, TensorKind
 from tritonite.engine.pointwise.steps import Steps, evaluate_program
 from tritonite.errors import Decline
 
@@ -45,8 +45,8 @@ def embedded(
     program: Program, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], operands: Sequence[int]
 ) -> Embedded:
     """Return the compile-time form of a program. Raises Decline for a call that the program does not serve."""
-    kinds = (*[TensorKind(x.dtype, not x.dim(), False) for x in tensors], *map(type, numbers))
-    typed = program._types(kinds, ())
+    kinds: list[Kind] = [TensorKind(x.dtype, not x.dim(), False) for x in tensors]
+    typed = program._types((*kinds, *map(type, numbers)), ())
     if typed.kernel.asserting:
         raise Decline("a formula with assertions")
     for position, limits in typed.limits:

@@ -111,9 +111,10 @@ def load(
 ):
     """Return a block's values of the operands from BEGIN to END.
 
-    They are CONVERTED to the dtypes of META, or stay as in memory. CACHE_MODIFIER is for operands that are the same for
-    every row. A prologue makes other values of them. Where rows do not start at 16 bytes, elements come by scalar or narrow loads. Operands of the kind
-    REDUCED then do too: two layouts would make the compiler exchange elements between threads.
+    They are CONVERTED to the dtypes of META, or stay as in memory. A prologue makes other values of them.
+    CACHE_MODIFIER is for operands that are the same for every row. Where rows do not start at 16 bytes, elements come
+    by scalar or narrow loads. Operands of the kind REDUCED then do too: two layouts would make the compiler exchange
+    elements between threads.
     """
     kept, kept_mask, shapes, strides = rows
     # Without an alignment hint, 0 finds an element's segment by a multiplication.

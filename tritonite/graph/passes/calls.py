@@ -26,6 +26,7 @@ from tritonite.graph.passes.pointwise import (
     broadcasts,
     call_of,
     epochs_of,
+    fuse_pointwise,
     is_number,
     program_of,
     same_shape,
@@ -36,7 +37,8 @@ from tritonite.graph.passes.regions import Regions, replace
 # Operators whose first argument a prologue may make. Their host functions read it by `Reduction` and `RowTransform`
 # alone, as it is.
 _REDUCTIONS = frozenset(
-    "sum mean amax amin prod nansum linalg_vector_norm logsumexp var std var_mean std_mean argmax argmin any all".split()
+    ("sum", "mean", "amax", "amin", "argmax", "argmin", "prod", "nansum", "any", "all", "linalg_vector_norm")
+    + ("logsumexp", "var", "std", "var_mean", "std_mean")
 )
 # Operators whose result an epilogue may read, and nothing else.
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_int_mm"))
@@ -325,5 +327,8 @@ def _fused(
     for i, item in kernel.items.items():
         if i:
             results[item] = graph.call_function(operator.getitem, (call, first + i - 1))
-    return insert(graph, NAME.partition("::")[2], results, [call, *results.values()], region)
-
+    found = insert(graph, NAME.partition("::")[2], results, [call, *results.values()], region)
+    # A kernel may decline, and the separate operators are then a call and programs before and after it.
+    for item in list(found.values())[:1]:
+        fuse_pointwise(item.args[0].target.separate)  # type: ignore[union-attr]
+    return found

@@ -8,9 +8,15 @@ from typing import Any
 import torch
 
 from tritonite import dtypes
+from tritonite.engine.gemm import table as tables
+from tritonite.engine.gemm.kernels.meta import ProductProgram
+from tritonite.engine.gemm.product import product
+from tritonite.engine.gemm.work import Epilogue
+from tritonite.engine.pointwise.embedded import embedded
 from tritonite.graph.fused_call import fused_call
 from tritonite.install import library
-from tritonite.testing.compile_cases.cases import Case, compile_cases, launches
+from tritonite.registry.programs import from_text
+from tritonite.testing.compile_cases.cases import KINDS, Case, compile_cases, launches, recorded_launches
 
 _BEFORE = "arithmetic.mul(t0, t1); activation.silu(s0); arithmetic.add(s1, t2, n0) -> s2"
 _AFTER = "arithmetic.mul(t0, t1); arithmetic.add(s0, t2, n0) -> s1"
@@ -47,3 +53,29 @@ def fused_calls(full: bool) -> Iterator[Case]:
             for label, parts in _calls(x):
                 for specialization in launches(lambda *given: op(*given), parts):
                     yield Case(f"{label} of {dtype} {rows} x {columns}", specialization, targets)
+
+
+def _epilogue(out: torch.Tensor, y: torch.Tensor, row: torch.Tensor) -> Epilogue:
+    """Return a program of a result, a matrix and a row as the epilogue of a product."""
+    program = embedded(from_text(_BEFORE, 3, 1), (out, y, row), (1,), range(3))
+    own = ProductProgram(program, dtypes.TRITON_DTYPES[out.dtype], out.dtype.itemsize >= 4)
+    return Epilogue(program=own, more=(y, row))
+
+
+@compile_cases("fused_calls")
+def products_with_programs(full: bool) -> Iterator[Case]:
+    """Products with a program after them, by the tables' tiles, in slices of K, and of no or few terms."""
+    dtype_of = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+    for kind, names in KINDS.items():
+        every = [(size, own) for size, own in tables.every(kind) if size in dtype_of and not own.warp_specialize]
+        for i, (size, config) in enumerate(every if full else every[::4]):
+            a, b = (torch.empty(1, 512, 512, dtype=dtype_of[size]) for _ in range(2))
+            splits = 1 + i % 2
+            with recorded_launches() as found:
+                product(a, b, torch.empty_like(a), _epilogue(a, a, a[:, :1]), config=config._replace(splits=splits))
+            yield Case(f"{config} of {a.dtype} in {splits}", found[-1], names[: 2 if full else 1])
+    for inner in (0, 3):
+        a, b, out = torch.empty(2, 100, inner), torch.empty(2, inner, 100), torch.empty(2, 100, 100)
+        with recorded_launches() as found:
+            product(a, b, out, _epilogue(out, out, out[:, :1]))
+        yield Case(f"{inner} terms", found[-1], ("sm_90", "gfx942"))
