@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tritonite
 from tritonite.errors import Decline
 from tritonite.graph import backend, fused_call
-from tritonite.graph.fused import calls_of
+from tritonite.graph.fused import Fused, calls_of
 from tritonite.graph.fused_call import NAME
 from tritonite.graph.passes.calls import fuse_calls
 
@@ -37,10 +37,10 @@ def fused_calls(module):
     return [node for node in calls_of(module.graph) if str(node.target) == f"{NAME.replace('::', '.')}.default"]
 
 
-def check(function, *args, count=1, left=0, symbolic=False, calls=(), rtol=0.0, atol=0.0):
+def check(function, *args, count=1, left=0, symbolic=False, calls=(), declines=False, rtol=0.0, atol=0.0):
     """Fuse a traced function. Compare bits, dtypes and strides with those of the separate operators.
 
-    `count` calls have programs, and `left` other operators remain.
+    `count` calls have programs, and `left` other operators remain. `declines` says whether separate operators run.
     """
     module = make_fx(function, tracing_mode="symbolic" if symbolic else "fake")(*args)
     separate = copy.deepcopy(module)
@@ -48,7 +48,11 @@ def check(function, *args, count=1, left=0, symbolic=False, calls=(), rtol=0.0, 
     module.graph.eliminate_dead_code()
     module.graph.lint()
     assert len(fused_calls(module)) == count, module.code
-    assert len(names(module)) == count + left, names(module)
+    assert left is None or len(names(module)) == count + left, names(module)
+    separately = []
+    for node in module.graph.nodes:
+        if isinstance(node.target, Fused):
+            node.target.separate = noted(node.target.separate, separately)
     for given in (args, *calls):
         with tritonite.use_gems():
             expected, actual = separate(*copy.deepcopy(given)), module(*copy.deepcopy(given))
@@ -58,7 +62,16 @@ def check(function, *args, count=1, left=0, symbolic=False, calls=(), rtol=0.0, 
             assert ours.shape == theirs.shape
             assert ours.stride() == theirs.stride()
             torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True)
+    assert bool(separately) == declines
     return module
+
+
+def noted(function, calls):
+    def call(*args):
+        calls.append(args)
+        return function(*args)
+
+    return call
 
 
 def randn(device, *shapes, dtype=torch.float32):
@@ -138,7 +151,7 @@ def test_programs_after_batched_products_and_views(device):
     check(lambda x, y, square, w, b, middle: functional.linear(x, w) + y, *given, left=2, **close)
     check(lambda x, y, square, w, b, middle: torch.bmm(x, x.mT) * 0.125 + square, *given, left=1, **close)
     # An operand that is broadcast along the middle dimension is no matrix of the product's rows.
-    check(lambda x, y, square, w, b, middle: functional.linear(x, w) * middle, *given, left=2, **close)
+    check(lambda x, y, square, w, b, middle: functional.linear(x, w) * middle, *given, left=2, declines=True, **close)
 
 
 def launches_of(function, *args, **options):
@@ -296,3 +309,45 @@ def test_invariant_bits(device):
     fuse_calls(module)
     with tritonite.use_gems(invariant=True):
         assert torch.equal(module(x, y)[2:3], module(x[2:3], y[2:3]))
+
+
+CONVOLUTIONS = {
+    "taps": lambda x, w: functional.conv2d(x, w, padding=1),
+    "strided": lambda x, w: functional.conv2d(x, w, w[:, 0, 0, 0], stride=2, padding=1),
+    "one tap": lambda x, w: functional.conv2d(x, w[:, :, :1, :1].contiguous()),
+    "transposed": lambda x, w: functional.conv_transpose2d(x, w.transpose(0, 1).contiguous(), stride=2),
+    "sequence": lambda x, w: functional.conv1d(x[:, :, 0], w[:, :, 0]),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_programs_after_convolutions(device, name):
+    convolution = CONVOLUTIONS[name]
+    for dtype, layout in ((torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channels_last)):
+        close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 8e-3, "atol": 3e-2}
+        for batch in (2, 1, 0):
+            x, weight = randn(device, (batch, 3, 5, 6), (4, 3, 3, 3), dtype=dtype)
+            x = x.contiguous(memory_format=layout)
+            y = torch.randn_like(convolution(x, weight))
+            scale, shift = (randn(device, (4, *(1,) * (y.dim() - 2)), dtype=dtype)[0] for _ in range(2))
+            module = check(
+                lambda x, w, y, a, b: convolution(x, w) * a + b, x, weight, y, scale, shift, left=None, **close
+            )
+            assert NAME in names(module)
+            check(
+                lambda x, w, y, a, b: (convolution(x, w) * 0.5).sigmoid() * y,
+                x,
+                weight,
+                y,
+                scale,
+                shift,
+                left=None,
+                **close,
+            )
+
+
+def test_convolutions_whose_programs_are_launched_alone(device):
+    x, weight, y = randn(device, (2, 4, 5, 5), (4, 1, 3, 3), (2, 4, 3, 3))
+    check(lambda x, w: functional.conv2d(x, w, groups=4) * 2, x, weight, declines=True)
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    check(lambda x, w, y: functional.conv2d(x, w) * y, x, weight.expand(4, 4, 3, 3), y.mT, declines=True, **close)

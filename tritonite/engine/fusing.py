@@ -71,14 +71,21 @@ def epilogue_of(tensor: torch.Tensor) -> Epilogue | None:
     return found if found is not None and _is(tensor, found.result) else None
 
 
+def epilogue_sharing(tensor: torch.Tensor) -> Epilogue | None:
+    """Return the epilogue that reads a result of which `tensor` is any view, or None for a tensor in memory."""
+    found = _local.epilogue
+    same = found is not None and tensor.untyped_storage()._cdata == found.result.untyped_storage()._cdata
+    return found if same else None
+
+
 def epilogue_behind(tensor: torch.Tensor) -> Epilogue | None:
     """Return the epilogue that reads a result of which `tensor` is a row-major view, or None for a tensor in memory.
 
     Its further tensors and its results have the view's shape. Declines more than one result, and tensors that have no
     such view.
     """
-    found = _local.epilogue
-    if found is None or tensor.untyped_storage()._cdata != found.result.untyped_storage()._cdata:
+    found = epilogue_sharing(tensor)
+    if found is None:
         return None
     if tensor.shape.numel() != found.result.shape.numel() or not tensor.is_contiguous() or len(found.outs) > 1:
         raise Decline("a result that is not row-major, or several of them")

@@ -15,6 +15,7 @@ from tritonite.engine.fusing import Epilogue, Prologue, fusing
 from tritonite.engine.iteration import contiguous_strides
 from tritonite.errors import Decline
 from tritonite.install import library
+from tritonite.ops.convolution.call import Call, sizes_of, strides_of
 from tritonite.registry import Declaration, LibraryFormulas, Op
 from tritonite.registry.programs import from_text
 from tritonite.runtime.contract import empty, empty_strided
@@ -144,6 +145,15 @@ def _results_on_meta(parts: _Parts, made: torch.Tensor | None, op: Op) -> list[t
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
+def _strides(op: Op, values: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a call's first result, which its host function would allocate."""
+    if op.packet != "convolution":
+        return contiguous_strides(shape)
+    input, weight, bias, *steps = values
+    call = Call(input, weight, sizes_of(bias), *steps)
+    return tuple(strides_of(call.shape, call.channels_last()))
+
+
 def _host(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[Any]:
     parts = _Parts(*values)
     op = parts.op()
@@ -156,7 +166,7 @@ def _host(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[Any]:
         shapes = [tuple(own.shape) for own in _results_on_meta(parts, made, op)]
         first, *others = zip(shapes, called(parts.call).dtypes, strict=True)
         device = (made if made is not None else parts.operands[0]).device
-        result = hollow(first[0], contiguous_strides(first[0]), first[1], device)
+        result = hollow(first[0], _strides(op, op.bind(tuple(args), kwargs)[0], first[0]), first[1], device)
         given = (result, *[empty(shape, dtype, device) for shape, dtype in others])
         epilogue = parts.epilogue(given[0], empty_strided)
     with fusing(prologue, epilogue):

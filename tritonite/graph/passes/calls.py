@@ -41,7 +41,7 @@ _REDUCTIONS = frozenset(
     + ("logsumexp", "var", "std", "var_mean", "std_mean")
 )
 # Operators whose result an epilogue may read, and nothing else.
-_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_int_mm"))
+_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_int_mm", "convolution"))
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _ROW_OPERATORS = frozenset(("_softmax", "_log_softmax", "_safe_softmax", "native_layer_norm", "_fused_rms_norm"))
 # Formulas of a program within a kernel, and tensors that it reads or writes. Some are read twice for one result.

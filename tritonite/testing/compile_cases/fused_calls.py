@@ -41,11 +41,15 @@ def _calls(x: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield "layer_norm", _parts(_ROW_OPERATORS[1], x, 1, 3, True)
 
 
+def _operator() -> Any:
+    fused_call()
+    return library.registered()["tritonite::fused_call"]
+
+
 @compile_cases("fused_calls")
 def fused_calls(full: bool) -> Iterator[Case]:
     """Row operators with programs, in blocks of every kind."""
-    fused_call()
-    op = library.registered()["tritonite::fused_call"]
+    op = _operator()
     targets = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx1100") if full else ("sm_90", "gfx942")
     for dtype in dtypes.FLOATS if full else (torch.float32, torch.bfloat16):
         for rows, columns in ((4096, 64), (4096, 1001), (64, 8192), (2, 2**18), (256, 40000)):
@@ -79,3 +83,20 @@ def products_with_programs(full: bool) -> Iterator[Case]:
         with recorded_launches() as found:
             product(a, b, out, _epilogue(out, out, out[:, :1]))
         yield Case(f"{inner} terms", found[-1], ("sm_90", "gfx942"))
+
+
+@compile_cases("fused_calls")
+def convolutions_with_programs(full: bool) -> Iterator[Case]:
+    """Convolutions with a program of a tensor and of channels after them, of several taps and of one, and transposed."""
+    op = _operator()
+    for dtype in dtypes.FLOATS if full else (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        for layout in (torch.contiguous_format, torch.channels_last):
+            x = torch.empty((2, 64, 16, 16), dtype=dtype).contiguous(memory_format=layout)
+            for taps, transposed in ((3, False), (1, False), (3, True)):
+                weight, padding = torch.empty((64, 64, taps, taps), dtype=dtype), taps // 2
+                call = f"convolution(t0, t1, None, [1, 1], [{padding}, {padding}], [1, 1], {transposed}, [0, 0], 1)"
+                parts = ([], [], "", [x, weight], f"{call} -> {name}", [], [x, x.new_empty(64, 1, 1)], [1], _BEFORE)
+                for specialization in launches(lambda *given: op(*given), parts):
+                    label = f"{taps} taps of {dtype}, {layout}, transposed {transposed}"
+                    yield Case(label, specialization, ("sm_80", "sm_90", "gfx942") if full else ("sm_90",))
