@@ -87,7 +87,7 @@ def products_with_programs(full: bool) -> Iterator[Case]:
 
 @compile_cases("fused_calls")
 def convolutions_with_programs(full: bool) -> Iterator[Case]:
-    """Convolutions with a program of a tensor and of channels after them, of several taps and of one, and transposed."""
+    """Convolutions with a program of a tensor and of channels after them: of several taps, of one, transposed."""
     op = _operator()
     for dtype in dtypes.FLOATS if full else (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
@@ -96,7 +96,17 @@ def convolutions_with_programs(full: bool) -> Iterator[Case]:
             for taps, transposed in ((3, False), (1, False), (3, True)):
                 weight, padding = torch.empty((64, 64, taps, taps), dtype=dtype), taps // 2
                 call = f"convolution(t0, t1, None, [1, 1], [{padding}, {padding}], [1, 1], {transposed}, [0, 0], 1)"
-                parts = ([], [], "", [x, weight], f"{call} -> {name}", [], [x, x.new_empty(64, 1, 1)], [1], _BEFORE)
+                parts: tuple[Any, ...] = (
+                    [],
+                    [],
+                    "",
+                    [x, weight],
+                    f"{call} -> {name}",
+                    [],
+                    [x, x.new_empty(64, 1, 1)],
+                    [1],
+                    _BEFORE,
+                )
                 for specialization in launches(lambda *given: op(*given), parts):
                     label = f"{taps} taps of {dtype}, {layout}, transposed {transposed}"
                     yield Case(label, specialization, ("sm_80", "sm_90", "gfx942") if full else ("sm_90",))
