@@ -1,9 +1,9 @@
 """Fusion of pointwise operators into the call whose operand they make, or whose result they read.
 
-A reduction or a row operator, such as a softmax or a norm, computes the pointwise operators that make its input and
-nothing else (the prologue). A row operator computes those that alone read its result (the epilogue). Each becomes a
-program within the kernel, so that the value between the two is never in memory. Its bits are those of separate
-operators. Sums of a reduction may be added in another order, because blocks depend on all operands.
+A reduction or a row operator, such as a softmax or a norm, computes the pointwise operators that make its input alone
+(the prologue). A row operator, a product or a convolution computes those that alone read its result (the epilogue).
+Each becomes a program within the kernel, so that the value between the two is never in memory. That value is rounded as
+in memory. Sums of a reduction may be added in another order, because blocks depend on all operands.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Kernel:
 
 
 def fuse_calls(module: fx.GraphModule, selected: frozenset[str] | None = None) -> None:
-    """Fuse pointwise operators into reductions and row operators, if all of them are in `selected`."""
+    """Fuse pointwise operators into the calls beside them, if all of these operators are in `selected`."""
     graph = module.graph
     calls = {node: call for node in graph.nodes if may_fuse([node], selected) and (call := call_of(node)) is not None}
     kernels = [kernel for node in graph.nodes if may_fuse([node], selected) and (kernel := _kernel_of(node))]
@@ -106,7 +106,7 @@ def fuse_calls(module: fx.GraphModule, selected: frozenset[str] | None = None) -
 
 
 def _kernel_of(node: fx.Node) -> _Kernel | None:
-    """Return the kernel of a reduction or a row operator that has no program yet, else None."""
+    """Return the kernel of a call that programs may be fused into, without them, else None."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or "val" not in node.meta:
         return None
     if node.target.namespace != "aten" or _packet(node) not in _REDUCTIONS | _ROW_OPERATORS | _PRODUCTS:
@@ -228,7 +228,7 @@ def _producers(
 
 
 def _grow_after(regions: Regions, calls: dict[fx.Node, PointwiseCall], kernel: _Kernel) -> bool:
-    """Merge the pointwise operators that read a row operator's result with it. Returns whether there are some.
+    """Merge the pointwise operators that read a kernel's result with it. Returns whether there are some.
 
     All of the result's readers have to be among them.
     """
