@@ -283,13 +283,13 @@ def conv_bias_act_host(
     out, operand = make(), make() if keeps_operand else None
     if residual is not None and not same_strides(shape, residual.stride(), out.stride()):
         residual = make().copy_(residual)
-    later = [None if each is None else _volume(each, dims) for each in (residual, operand)]
+    residual, sums = [None if each is None else _volume(each, dims) for each in (residual, operand)]
     bias = bias if bias is None or bias.stride(0) == 1 else bias.contiguous()
     run = launch.convolve_transposed if transposed else launch.convolve
     run(
         *(_volume(input, dims), _volume(weight, dims), bias, _volume(out, dims), steps.geometry),
         precision(input.dtype),
-        Epilogue(function_of(activation), *later),
+        Epilogue(function_of(activation), residual, sums),
     )
     return out, operand
 

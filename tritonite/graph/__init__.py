@@ -6,7 +6,7 @@
 - passes/, patterns/: changes of a graph before it is lowered; expressions that become fused operators
 - fused.py: parts that passes have fused, with the separate operators that they replace
 - effects.py: which calls must keep their order
-- program.py: the operator of several pointwise formulas
+- program.py, fused_call.py: the operators of several pointwise formulas, and of a call with these before and after it
 - lowered.py, operators.py: a graph as a list of calls; what runs each
 - compiled.py: a compiled graph, with a plan for each shape
 - recording.py, memory.py: the calls run once, their plans joined, and memory shared in an arena

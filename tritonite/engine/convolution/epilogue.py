@@ -1,4 +1,4 @@
-"""The end of convolutions: a residual, an activation, and the sums before it, which the gradient may need."""
+"""The end of convolutions: a residual, an activation, the sums before it for the gradient, and a pointwise program."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.fusing import epilogue_sharing
+from tritonite.engine.gemm.kernels.meta import ProductProgram
+from tritonite.engine.iteration import same_strides
+from tritonite.engine.pointwise.embedded import embedded, evaluate_embedded
+from tritonite.errors import Decline
+from tritonite.language.contraction import uncontracted
 
 
 class Epilogue(NamedTuple):
@@ -17,14 +25,81 @@ class Epilogue(NamedTuple):
     # Tensors of the shape and strides of the result, or None: an addend, and where to store the activation's operand.
     residual: torch.Tensor | None = None
     sums: torch.Tensor | None = None
+    # A pointwise program of all that, and its further operands: vectors with an element for each channel where
+    # `channels` says so, otherwise tensors of the shape and strides of the result.
+    program: ProductProgram | None = None
+    more: tuple[torch.Tensor, ...] = ()
+    channels: tuple[bool, ...] = ()
 
 
 NO_EPILOGUE = Epilogue()
 
 
+def with_program(out: torch.Tensor, epilogue: Epilogue) -> tuple[torch.Tensor, Epilogue]:
+    """Return the result in memory, and the epilogue with the pointwise program that makes it, if one is fused.
+
+    The result is (N, C, D, H, W). Declines operands of other layouts than the result's and the channels'.
+    """
+    fused = epilogue_sharing(out)
+    if fused is None:
+        return out, epilogue
+    shape, dtype = fused.result.shape, fused.result.dtype
+    if len(fused.outs) > 1:
+        raise Decline("several results of a program")
+    (result,) = fused.outs
+    more, channels = [], []
+    for tensor in fused.tensors:
+        own = tensor.expand(shape)
+        vector = own.movedim(1, -1)[(0,) * (len(shape) - 1)]
+        others = [own.stride(d) for d, size in enumerate(shape) if d != 1 and size > 1]
+        channels.append(not same_strides(shape, own.stride(), result.stride()))
+        if channels[-1] and (any(others) or (vector.stride(0) != 1 and shape[1] > 1)):
+            raise Decline("an operand that has neither the layout of the convolution's result nor that of its channels")
+        more.append(vector if channels[-1] else own)
+    tensors = (fused.result, *fused.tensors)
+    program = embedded(fused.program, tensors, fused.numbers, range(len(tensors)))
+    found = ProductProgram(program, TRITON_DTYPES[dtype], dtype.itemsize >= 4 and program.computes_with(0))
+    while result.dim() < 5:
+        result = result.unsqueeze(2)
+    return result, epilogue._replace(program=found, more=tuple(more), channels=tuple(channels))
+
+
 @triton.jit
-def store_results(total, out, residual, sums, offset, mask, ACTIVATION: tl.constexpr):
+def _after_program(total, more, offset, mask, channel, PROGRAM: tl.constexpr, CHANNELS: tl.constexpr):
+    """Return the result of a program for a block of the convolution and of further operands.
+
+    `channel` has the block's channels and their mask.
+    """
+    EMBEDDED: tl.constexpr = PROGRAM.embedded
+    rounded = total.to(PROGRAM.dtype)
+    if PROGRAM.uncontracted:
+        rounded = uncontracted(rounded)
+    values = (rounded,)
+    for i in tl.static_range(len(more)):
+        if CHANNELS[i]:
+            values = values + (tl.load(more[i] + channel[0], mask=channel[1], other=0),)
+        else:
+            values = values + (tl.load(more[i] + offset, mask=mask, other=0),)
+    return tl.broadcast_to(evaluate_embedded(EMBEDDED, values)[0], total.shape)
+
+
+@triton.jit
+def store_results(
+    total,
+    out,
+    residual,
+    sums,
+    offset,
+    mask,
+    ACTIVATION: tl.constexpr,
+    more=None,
+    channel=None,
+    PROGRAM: tl.constexpr = None,
+    CHANNELS: tl.constexpr = None,
+):
     """Store ACTIVATION(total + residual) in `out`, and its operand in `sums`, at the same offsets.
+
+    A PROGRAM makes the result of that, of `more` tensors of which CHANNELS are vectors, and of the block's `channel`.
 
     Args:
         total: a block of the convolution plus the bias.
@@ -38,4 +113,6 @@ def store_results(total, out, residual, sums, offset, mask, ACTIVATION: tl.const
         tl.store(sums + offset, total.to(sums.dtype.element_ty), mask=mask)
     if ACTIVATION is not None:
         total = ACTIVATION(total)
+    if PROGRAM is not None:
+        total = _after_program(total, more, offset, mask, channel, PROGRAM, CHANNELS)
     tl.store(out + offset, total.to(out.dtype.element_ty), mask=mask)

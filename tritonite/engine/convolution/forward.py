@@ -174,6 +174,7 @@ def convolve_tile(
     out,
     residual,
     sums,
+    more,
     axes,
     strides,
     batches,
@@ -191,6 +192,7 @@ def convolve_tile(
         bias: (groups * columns,), contiguous, or None.
         out: (N, groups * columns, D', H', W').
         residual, sums: None, or tensors of the shape and strides of `out`; sums before ACTIVATION go to `sums`.
+        more: operands of META.program.
         axes: `Axes`.
         strides: `Strides`.
         batches: N.
@@ -282,4 +284,11 @@ def convolve_tile(
     if not OUT_INNER:
         total = tl.trans(total)
     mask = across(valid, OUT_INNER) & along(column < columns, OUT_INNER)
-    store_results(total, out, residual, sums, across(to, OUT_INNER) + along(out_column, OUT_INNER), mask, ACTIVATION)
+    offset = across(to, OUT_INNER) + along(out_column, OUT_INNER)
+    PROGRAM: tl.constexpr = META.program
+    CHANNELS: tl.constexpr = META.program_channels
+    if PROGRAM is not None:
+        channel = (along(group * columns + column, OUT_INNER), along(column < columns, OUT_INNER))
+        store_results(total, out, residual, sums, offset, mask, ACTIVATION, more, channel, PROGRAM, CHANNELS)
+    else:
+        store_results(total, out, residual, sums, offset, mask, ACTIVATION)

@@ -10,7 +10,7 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.convolution import boxes, depthwise, groups, product, select
-from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue
+from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue, with_program
 from tritonite.engine.convolution.filters import add_slices, filter_gradient_tile
 from tritonite.engine.convolution.forward import convolve_tile
 from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, Strides
@@ -20,6 +20,7 @@ from tritonite.engine.gemm import work
 from tritonite.engine.gemm.launch import add_slices as add_partial_products
 from tritonite.engine.iteration import contiguous_strides, offset_type
 from tritonite.engine.movement import move
+from tritonite.errors import Decline
 from tritonite.runtime.contract import empty, empty_strided, fusion
 
 
@@ -67,9 +68,13 @@ def convolve(
 
     With `settings().invariant` an image's result does not depend on the other images.
     """
-    if not out.numel() or product.multiply(input, filters, bias, out, geometry, precision, epilogue):
+    if not out.numel():
+        return
+    out, epilogue = with_program(out, epilogue)
+    if product.multiply(input, filters, bias, out, geometry, precision, epilogue):
         return
     if _is_depthwise(filters, geometry):
+        _check_kernel(epilogue, False)
         depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3], epilogue)
         return
     problem = problem_of(input, filters, out, geometry)
@@ -95,9 +100,11 @@ def convolve_transposed(
     """
     if not out.numel():
         return
+    out, epilogue = with_program(out, epilogue)
     if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, epilogue):
         return
     if _is_depthwise(filters, geometry):
+        _check_kernel(epilogue, False)
         depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias, epilogue)
         return
     problem = transposed_problem_of(input, filters, out, geometry)
@@ -178,6 +185,12 @@ def _is_depthwise(filters: torch.Tensor, geometry: Geometry) -> bool:
     return geometry.groups > 1 and filters.shape[1] == 1
 
 
+def _check_kernel(epilogue: Epilogue, serves: bool) -> None:
+    """Decline a program for a kernel that has none."""
+    if epilogue.program is not None and not serves:
+        raise Decline("a depthwise convolution, or a kernel of Gluon's; the program is launched by itself")
+
+
 def channels_last(tensor: torch.Tensor, problem: Problem) -> torch.Tensor:
     """Return a tensor in channels-last order: a copy if its elements would be loaded one by one otherwise."""
     if not select.copies_images(problem, tensor):
@@ -228,10 +241,11 @@ def _run(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Tile |
     problem, bias, matrices = operands.problem, operands.bias, product.positions_by_channels(out)
     operands = operands._replace(input=channels_last(operands.input, problem))
     # The sum of slices adds a bias, and nothing of the shape of the result.
-    splits = matrices is not None and epilogue.residual is None and epilogue.sums is None
+    splits = matrices is not None and epilogue.residual is None and epilogue.sums is None and not epilogue.program
     by_boxes = tile is None and boxes.serves_result(out, epilogue)
     by_boxes = by_boxes and boxes.serves(*operands[:3], operands.axes, operands.strides)
     tile = tile or select.forward_tile(problem, out.device, splits=splits)
+    _check_kernel(epilogue, not (by_boxes and tile.splits == 1))
     if by_boxes and tile.splits == 1:
         _, input, filters, _, axes, strides, _ = operands
         boxes.convolve(problem, input, filters, bias, out, axes, strides, epilogue)
@@ -267,11 +281,13 @@ def _launch(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Til
         filters_inner=filters_inner,
         filters_multiple=vector_multiple(filters, vector, strides, contiguous),
         index=offset_type(input, filters, out),
+        program=epilogue.program,
+        program_channels=epilogue.channels,
         **_facts(problem, tile, axes, precision, input),
     )
     tiles = -(-problem.rows // tile.block_m) * -(-problem.columns // tile.block_n)
     convolve_tile[(tiles * problem.units, tile.splits)](
-        *(input, filters, bias, out, epilogue.residual, epilogue.sums, axes),
+        *(input, filters, bias, out, epilogue.residual, epilogue.sums, epilogue.more, axes),
         strides=Strides(own, strides, image_strides(out)),
         batches=problem.batches,
         channels=problem.channels,

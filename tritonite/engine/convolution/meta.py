@@ -155,6 +155,9 @@ class ForwardMeta(TileMeta):
     # columns, and all strides but the contiguous one.
     filters_inner: bool
     filters_multiple: int
+    # The pointwise program of the result, or None, and which of its operands have an element for each channel.
+    program: Any = None
+    program_channels: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

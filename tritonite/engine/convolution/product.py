@@ -41,7 +41,8 @@ def multiply(
     if rows is not None and to is not None:
         addend = None if residual is None else residual.as_strided(to.shape, to.stride())[None]
         addend = addend if bias is None else bias[None, None, :]
-        product(rows[None], matrix.mT[None], to[None], _of_product(epilogue, addend), Sums(precision))
+        more = _operands(epilogue, to.shape, to.stride(), -1)
+        product(rows[None], matrix.mT[None], to[None], _of_product(epilogue, addend, more), Sums(precision))
         return True
     images, results = _images(input), _images(out)
     if images is None or results is None:
@@ -49,13 +50,25 @@ def multiply(
     addend = None if residual is None else residual.as_strided(results.shape, results.stride())
     addend = addend if bias is None else bias[None, :, None]
     matrices = matrix.expand(images.shape[0], -1, -1)
-    product(matrices, images, results, _of_product(epilogue, addend), Sums(precision))
+    more = _operands(epilogue, results.shape, results.stride(), -2)
+    product(matrices, images, results, _of_product(epilogue, addend, more), Sums(precision))
     return True
 
 
-def _of_product(epilogue: Epilogue, addend: torch.Tensor | None) -> work.Epilogue:
-    """Return the epilogue of a matrix product that adds one tensor."""
-    return work.Epilogue(addend, beta=0 if addend is None else 1, activation=epilogue.activation)
+def _of_product(epilogue: Epilogue, addend: torch.Tensor | None, more: tuple[torch.Tensor, ...]) -> work.Epilogue:
+    """Return the epilogue of a matrix product that adds one tensor, with `more` operands of the program."""
+    beta = 0 if addend is None else 1
+    return work.Epilogue(addend, beta=beta, activation=epilogue.activation, program=epilogue.program, more=more)
+
+
+def _operands(epilogue: Epilogue, shape: torch.Size, strides: tuple[int, ...], dim: int) -> tuple[torch.Tensor, ...]:
+    """Return the operands of a program as matrices of this shape and strides, whose channels are along `dim`."""
+    return tuple(
+        [
+            (x if dim == -1 else x[:, None]).expand(shape) if vector else x.as_strided(shape, strides)
+            for x, vector in zip(epilogue.more, epilogue.channels, strict=True)
+        ]
+    )
 
 
 def multiply_filters(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import torch
 
 from tritonite import devices
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.fusing import epilogue_behind
 from tritonite.engine.gemm import operands, select
 from tritonite.engine.gemm.kernels.arguments import MatrixStrides
-from tritonite.engine.gemm.kernels.meta import GroupsMeta
+from tritonite.engine.gemm.kernels.meta import GroupsMeta, ProductProgram
 from tritonite.engine.gemm.kernels.persistent import multiply_groups
 from tritonite.engine.gemm.launch import run_with_fewer_stages, without_terms
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.gemm.work import NO_EPILOGUE, PLAIN_SUMS, Epilogue, Sums, Work, accumulator
 from tritonite.engine.iteration import power_of_2
+from tritonite.engine.pointwise.embedded import embedded
+from tritonite.errors import Decline
 from tritonite.runtime.contract import decline_if_slower, prepare_blas, settings
 from tritonite.runtime.symbols import zero_or_one
 
@@ -43,6 +47,7 @@ def product(
     With `settings().invariant` results do not depend on M. Tiles are chosen among those that give the same bits, or
     where there are none, by N, K, dtypes and b's layout alone.
     """
+    out, epilogue = _with_program(out, epilogue)
     if not out.numel():
         return
     prepare_blas(out.device)
@@ -60,7 +65,7 @@ def product(
     given = epilogue
     if operands.is_transposed(out) and (not invariant or (same_bits and a.dtype.itemsize == 2)):
         a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
-    specialized = epilogue.suits_warp_specialized
+    specialized = epilogue.activation is None
 
     # Pad.
     written, padded = out, (False, False, False)
@@ -84,6 +89,8 @@ def product(
         problem = work.problem.of_any_rows() if fixed else work.problem._replace(invariant=same_bits)
         descriptors = fixed_descriptors if fixed else whole and all(map(operands.has_descriptor, (a, b, written)))
         config = select.choose(problem, out.device, descriptors, descriptors and specialized)
+        if epilogue.program is not None and (config.warp_specialize or (config.hopper_fp32 and work.exact)):
+            raise Decline("a program in a kernel of Gluon's; the product and the program are launched one by one")
         config = select.fitting(config, problem, out.device, epilogue.shared_bytes(config) if config.splits == 1 else 0)
 
     # Launch.
@@ -92,6 +99,20 @@ def product(
         operands.copy_padded(written, out)
     elif written is not out:
         out.copy_(written)
+
+
+def _with_program(out: torch.Tensor, epilogue: Epilogue) -> tuple[torch.Tensor, Epilogue]:
+    """Return the result in memory, and the epilogue with the pointwise program that makes it, if one is fused."""
+    fused = epilogue_behind(out)
+    if fused is None:
+        return out, epilogue
+    tensors, dtype = (fused.result, *fused.tensors), fused.result.dtype
+    program = embedded(fused.program, tensors, fused.numbers, range(len(tensors)))
+    uncontracted = dtype.itemsize >= 4 and dtype.is_floating_point and program.computes_with(0)
+    (result,) = fused.outs
+    return result, epilogue._replace(
+        program=ProductProgram(program, TRITON_DTYPES[dtype], uncontracted), more=fused.tensors
+    )
 
 
 def _decline_if_aten_is_faster(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, epilogue: Epilogue) -> None:

@@ -10,6 +10,7 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import operands
 from tritonite.engine.gemm.kernels.arguments import EpilogueOperands, MatrixStrides
+from tritonite.engine.gemm.kernels.meta import ProductProgram
 from tritonite.engine.gemm.problem import Problem, vector_bytes
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.iteration import offset_type
@@ -30,20 +31,25 @@ class Epilogue(NamedTuple):
     beta: float | Number = 0.0
     # A `triton.jit` function of a block in the accumulator's dtype.
     activation: Any = None
+    # A pointwise program of all that and of further tensors, which are like the addend.
+    program: ProductProgram | None = None
+    more: tuple[torch.Tensor, ...] = ()
 
     def expanded(self, shape: torch.Size) -> Epilogue:
         """Return the epilogue with its tensors expanded to the result's shape, and with float factors."""
         addend = None if self.addend is None else self.addend.expand(shape)
         alpha, beta = [number if isinstance(number, Number) else float(number) for number in (self.alpha, self.beta)]
-        return Epilogue(addend, tuple([scale.expand(shape) for scale in self.scales]), alpha, beta, self.activation)
+        scales, more = [tuple([tensor.expand(shape) for tensor in each]) for each in (self.scales, self.more)]
+        return Epilogue(addend, scales, alpha, beta, self.activation, self.program, more)
 
     def transposed(self) -> Epilogue:
         addend = None if self.addend is None else self.addend.mT
-        return self._replace(addend=addend, scales=tuple([scale.mT for scale in self.scales]))
+        scales, more = [tuple([tensor.mT for tensor in each]) for each in (self.scales, self.more)]
+        return self._replace(addend=addend, scales=scales, more=more)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.scales if self.addend is None else (*self.scales, self.addend)
+        return (*self.scales, *(() if self.addend is None else (self.addend,)), *self.more)
 
     def addend_for_tma(self, out: torch.Tensor) -> torch.Tensor | None:
         """Return the addend if TMA can copy its tiles like those of `out`, as one batch if all batches share it.
@@ -60,7 +66,7 @@ class Epilogue(NamedTuple):
     @property
     def suits_warp_specialized(self) -> bool:
         """True if the warp-specialised kernel can apply this epilogue."""
-        return self.activation is None
+        return self.activation is None and self.program is None
 
     @property
     def bytes(self) -> int:
@@ -96,12 +102,12 @@ class Epilogue(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """Fields of the kernels' `EpilogueMeta`."""
         kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in self.strides])
-        return {"scaled": zero_or_one(self.alpha) != 1, "kinds": kinds}
+        return {"scaled": zero_or_one(self.alpha) != 1, "kinds": kinds, "program": self.program}
 
     @property
     def operands(self) -> EpilogueOperands:
         """Tensors and strides as the kernels read them."""
-        return EpilogueOperands(self.addend, self.scales, self.strides)
+        return EpilogueOperands(self.addend, self.scales, self.strides, self.more)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -201,8 +207,8 @@ class Work(NamedTuple):
 
     @property
     def suits_bf16x6(self) -> bool:
-        """True if `multiply_bf16x6` can compute this product: a single one of exact float32, without an activation."""
-        return self.exact and self.is_single and self.epilogue.activation is None
+        """True if `multiply_bf16x6` can compute this product: a single one of exact float32, with linear epilogues."""
+        return self.exact and self.is_single and self.epilogue.suits_warp_specialized
 
     @property
     def index(self) -> Any:

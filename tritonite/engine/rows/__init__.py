@@ -7,6 +7,7 @@
 - `kernels.py`: the kernels, `reduce` and `transform_rows`.
 - `load.py`, `states.py`: their device functions, some of which scans share: loads of a block, states of rows.
 - `cooperative.py`: the exchange of states between programs that share a row.
+- `fusion.py`: pointwise programs before and after the formulas of rows.
 - `formulas.py`: device functions that operators and the norm engine share.
 
 A call of `softmax`:

@@ -22,6 +22,7 @@ from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows import blocks as choice
 from tritonite.engine.rows import cooperative
 from tritonite.engine.rows.blocks import RowBlocks, RowTraits
+from tritonite.engine.rows.fusion import FusedRows, fused_rows
 from tritonite.engine.rows.kernels import reduce, transform_rows
 from tritonite.engine.rows.meta import BOTH, RowsMeta
 from tritonite.engine.rows.space import RowSpace
@@ -106,12 +107,14 @@ class Reduction:
         `outs` have the other dimensions, or all with the reduced ones of size 1. Values are converted to `compute`, or
         to the dtypes `read`.
         """
-        inputs, outs = tuple(inputs), tuple(outs)
+        read = read or [compute] * len(inputs)
+        fused = fused_rows(tuple(inputs), tuple(outs), len(inputs), read)
+        inputs, outs = fused.inputs, fused.outs
         space = RowSpace.of(inputs, tuple(dims), (), outs, INDEX in self.states)
         if not space.n_kept:
             return
         blocks = choice.for_reduction(space, len(self.states))
-        meta = self.meta(space, blocks, compute, numbers, read or [compute] * len(inputs))
+        meta = fused.meta(self.meta(space, blocks, compute, numbers, read))
         count, padded = float(space.n_reduced), _padded(numbers)
         if blocks.splits == 1:
             self._launch(inputs, outs, space, blocks, meta, count, padded, self.asserting)
@@ -199,6 +202,7 @@ class Reduction:
             numbers=len(numbers),
             states=tuple([TRITON_DTYPES[dtype] for dtype in states]),
             kinds=space.kinds,
+            # A prologue has operands of its own, whose dtypes `FusedRows.meta` knows.
             dtypes=tuple([TRITON_DTYPES[dtype] for dtype in read]),
             leaf_operands=len(space.kinds),
             aligned=space.aligned,
@@ -244,8 +248,14 @@ class RowTransform:
 
         `row_outs` receive the results of the rows that `written` numbers.
         """
-        inputs, outs, row_outs, dims = _along_the_grain(inputs, outs[0]), tuple(outs), tuple(row_outs), tuple(dims)
-        reduction, leaf_operands = self.reduction, self.leaf_inputs or len(inputs)
+        row_outs, dims = tuple(row_outs), tuple(dims)
+        reduction, leaf_inputs = self.reduction, self.leaf_inputs or len(inputs)
+        fused = fused_rows(tuple(inputs), tuple(outs), leaf_inputs, [compute] * len(inputs), transformed=True)
+        given_inputs, outs, leaf_operands = tuple(inputs), fused.outs, fused.leaf_operands
+        if fused.prologue is None:
+            inputs = given_inputs = _along_the_grain(inputs, outs[0])
+        else:
+            inputs = _all_along_the_grain(fused)
         space = RowSpace.of(inputs, dims, outs, row_outs, False)
         if not space.n_kept:
             return
@@ -263,7 +273,7 @@ class RowTransform:
         if blocks.splits > 1 or segmented:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
             given = tuple([empty(shape, compute, device) for _ in range(reduction.results)])
-            reduction.run(inputs[:leaf_operands], dims, given, compute, numbers)
+            reduction.run(given_inputs[:leaf_inputs], dims, given, compute, numbers)
             along = dims
             if segmented:
                 # Segments are rows by themselves, whose weights are one number each.
@@ -273,7 +283,7 @@ class RowTransform:
                 blocks = choice.for_segments(space)
             elif blocks.rows == 1:
                 space = choice.with_aligned_loads(space, (*inputs, *outs), staged)
-        meta = reduction.meta(space, blocks, compute, numbers, [compute] * len(inputs))
+        meta = fused.meta(reduction.meta(space, blocks, compute, numbers, [compute] * len(inputs)))
         meta = dataclasses.replace(
             meta,
             apply=self.apply,
@@ -297,6 +307,15 @@ class RowTransform:
             META=meta,
             **blocks.options | (devices.current.flushing if self.flushing else {}),
         )
+
+
+def _all_along_the_grain(fused: FusedRows) -> tuple[torch.Tensor, ...]:
+    """Return the operands of a call with programs. Decline operands that `_along_the_grain` would copy."""
+    if fused.outs[0].numel() > ROWS[devices.current.kind].copied_elements and any(
+        _lies_across(x, fused.outs[0]) for x in fused.inputs
+    ):
+        raise Decline("operands whose contiguous dimension is not the result's")
+    return fused.inputs
 
 
 def _along_the_grain(inputs: Sequence[torch.Tensor], out: torch.Tensor) -> tuple[torch.Tensor, ...]:

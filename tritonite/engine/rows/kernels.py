@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tritonite.engine.pointwise.embedded import evaluate_embedded
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
 from tritonite.engine.rows.load import (
     ELEMENT_INDEX,
@@ -21,6 +22,7 @@ from tritonite.engine.rows.load import (
     strided_pointers,
 )
 from tritonite.engine.rows.states import combine_states, leaves, reduce_block, reduce_blocks
+from tritonite.language.contraction import uncontracted
 from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import reduce_all
@@ -174,11 +176,24 @@ def reduce(
 
 
 @triton.jit
+def _after_epilogue(element, values, META: tl.constexpr):
+    """Return the outputs of the epilogue, from a transformed block and the values that follow those of `apply`."""
+    EPILOGUE: tl.constexpr = META.epilogue
+    PROGRAM: tl.constexpr = EPILOGUE.program
+    rounded = tl.broadcast_to(element, META.block).to(EPILOGUE.dtype)
+    if EPILOGUE.uncontracted:
+        rounded = uncontracted(rounded)
+    return evaluate_embedded(PROGRAM, (rounded,) + values[META.apply_values :])
+
+
+@triton.jit
 def _apply(values, results, numbers, outs, rows, reduced, reduced_mask, META: tl.constexpr, EVICTION: tl.constexpr):
     """Store the formula's results for a block, from its values and the rows' results."""
     kept_mask, strides = rows[1], rows[3]
-    found = META.apply(*(values + as_columns(results[: META.applied]) + numbers))
-    if len(outs) == 1:
+    found = META.apply(*(values[: META.apply_values] + as_columns(results[: META.applied]) + numbers))
+    if META.epilogue is not None:
+        found = _after_epilogue(found, values, META)
+    elif len(outs) == 1:
         found = (found,)
     for i in tl.static_range(len(outs)):
         pointers = strided_pointers(
@@ -204,7 +219,7 @@ def _with_edges(states, edge_values, edges, edge_mask, rows, leaf_numbers, META:
     """Return the states of rows: those of their whole vectors combined with those of the elements outside."""
     # A name for the nested object, which Triton 3.6 needs.
     EDGES: tl.constexpr = META.edges
-    more = leaves(edge_values[: META.leaf_operands], rows, edges, edge_mask[None, :], leaf_numbers, EDGES)
+    more = leaves(edge_values[: META.leaf_values], rows, edges, edge_mask[None, :], leaf_numbers, EDGES)
     return combine_states(states, _reduce_edges(more, META), META.combine, META)
 
 
@@ -270,7 +285,7 @@ def transform_rows(
         values = load(inputs, rows, reduced, mask, META, 0, len(META.kinds), "", "")
         # Always, because a row that is held until it is written takes the registers anyway.
         if all_loads_issued(steps, True):
-            states = reduce_block(values[: META.leaf_operands], rows, span, mask, leaf_numbers, META)
+            states = reduce_block(values[: META.leaf_values], rows, span, mask, leaf_numbers, META)
             if META.misaligned:
                 states = _with_edges(states, edge_values, edges, edge_mask, rows, leaf_numbers, META)
             results = project_states(states, tl.full((), count, tl.float64), numbers, META, META.results)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tritonite.engine.pointwise.embedded import evaluate_embedded
 from tritonite.engine.rows.meta import KEPT, REDUCED, SEGMENTED
 from tritonite.language.indices import aligned_to, strided_offset
 
@@ -62,6 +63,39 @@ def inside(index, end, WHOLE: tl.constexpr):
     return mask
 
 
+@triton.constexpr_function
+def _source(prologue, i):
+    return prologue.sources[i]
+
+
+@triton.constexpr_function
+def _value_dtype(prologue, i):
+    return prologue.dtypes[i]
+
+
+@triton.constexpr_function
+def _value_count(meta, end):
+    # Fewer operands than all are those of the reduction.
+    return meta.leaf_values if end < len(meta.kinds) else len(meta.prologue.sources)
+
+
+@triton.jit
+def _after_prologue(operands, META: tl.constexpr, COUNT: tl.constexpr):
+    """Return the first COUNT values of the formulas and of the epilogue, from the operands in memory."""
+    PROLOGUE: tl.constexpr = META.prologue
+    PROGRAM: tl.constexpr = PROLOGUE.program
+    if PROGRAM is not None:
+        made = evaluate_embedded(PROGRAM, operands)[0]
+    values = ()
+    for i in tl.static_range(COUNT):
+        if _source(PROLOGUE, i) < 0:
+            value = tl.broadcast_to(made, META.block)
+        else:
+            value = operands[_source(PROLOGUE, i)]
+        values = values + (value if _value_dtype(PROLOGUE, i) is None else value.to(_value_dtype(PROLOGUE, i)),)
+    return values
+
+
 @triton.jit
 def load(
     inputs,
@@ -77,9 +111,10 @@ def load(
 ):
     """Return a block's values of the operands from BEGIN to END.
 
-    They are CONVERTED to the dtypes of META, or stay as in memory. CACHE_MODIFIER is for operands that are the same for
-    every row. Where rows do not start at 16 bytes, elements come by scalar or narrow loads. Operands of the kind
-    REDUCED then do too: two layouts would make the compiler exchange elements between threads.
+    They are CONVERTED to the dtypes of META, or stay as in memory. A prologue makes other values of them.
+    CACHE_MODIFIER is for operands that are the same for every row. Where rows do not start at 16 bytes, elements come
+    by scalar or narrow loads. Operands of the kind REDUCED then do too: two layouts would make the compiler exchange
+    elements between threads.
     """
     kept, kept_mask, shapes, strides = rows
     # Without an alignment hint, 0 finds an element's segment by a multiplication.
@@ -115,6 +150,8 @@ def load(
             else:
                 value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
         values = values + (value.to(META.dtypes[i]) if CONVERTED else value,)
+    if META.prologue is not None:
+        values = _after_prologue(values, META, _value_count(META, END))
     return values
 
 

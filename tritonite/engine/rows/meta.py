@@ -41,7 +41,7 @@ class RowsMeta:
     states: tuple[Any, ...] = ()
     kinds: tuple[int, ...] = ()
     dtypes: tuple[Any, ...] = ()
-    # `leaf` takes the first `leaf_operands` operands.
+    # `leaf` takes the first `leaf_operands` operands, or what a prologue makes of them.
     leaf_operands: int = 1
     # A row has `results` results. `apply` takes the first `applied`; those numbered `written` are stored.
     results: int = 0
@@ -84,12 +84,25 @@ class RowsMeta:
     weight_modifier: str = ""
     # Whether reductions combine elements in one order, whatever the layout.
     invariant: bool = False
+    # Pointwise programs before and after the formulas (`fusion.py`).
+    prologue: Any = None
+    epilogue: Any = None
+
+    @property
+    def leaf_values(self) -> int:
+        """The number of values that `leaf` takes."""
+        return self.leaf_operands if self.prologue is None else self.prologue.leaf_values
+
+    @property
+    def apply_values(self) -> int:
+        """The number of values that `apply` takes."""
+        return len(self.kinds) if self.prologue is None else self.prologue.apply_values
 
     def of_states(self, **changes: Any) -> RowsMeta:
         """Return the metadata of the same reduction over states that other programs have stored."""
         count = len(self.states)
         operands = {"kinds": (BOTH,) * count, "dtypes": self.states, "leaf_operands": count, "aligned": 1}
-        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None, "grow": None}
+        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None, "grow": None, "prologue": None}
         return dataclasses.replace(self, **{**operands, **functions, "column_reduction": False, **changes})
 
     @functools.cached_property

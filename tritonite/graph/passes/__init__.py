@@ -2,9 +2,11 @@
 
 A pass is a function that takes a graph module and the overloads that run as kernels, and changes the graph in place.
 `EXACT` passes keep the bits of every result. `FUSING` passes replace several operators by one that computes the same
-within the resolution of the dtype: patterns first, then programs of the pointwise operators that are left.
+within the resolution of the dtype: patterns first, then programs within calls of other operators, then programs of the
+pointwise operators that are left.
 
 - pointwise.py, regions.py: pointwise operators to programs, and the regions that they consist of
+- calls.py: pointwise operators before and after reductions, row operators and products
 - constants.py: fake tensors for a graph's constants
 """
 
@@ -27,6 +29,12 @@ def _patterns(module: fx.GraphModule, selected: frozenset[str]) -> None:
     fuse_patterns(module, selected)
 
 
+def _calls(module: fx.GraphModule, selected: frozenset[str]) -> None:
+    from tritonite.graph.passes.calls import fuse_calls
+
+    fuse_calls(module, selected)
+
+
 def _programs(module: fx.GraphModule, selected: frozenset[str]) -> None:
     from tritonite.graph.passes.pointwise import fuse_pointwise
 
@@ -34,7 +42,7 @@ def _programs(module: fx.GraphModule, selected: frozenset[str]) -> None:
 
 
 EXACT: list[Pass] = []
-FUSING: list[Pass] = [describe_constants, _patterns, _programs]
+FUSING: list[Pass] = [describe_constants, _patterns, _calls, _programs]
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ _STAND_INS: dict[type, Any] = {torch.SymBool: True, torch.SymInt: 1, torch.SymFl
 
 
 @dataclass(frozen=True)
-class _Call:
+class PointwiseCall:
     """A node's formula, with a node or a number of the graph in the place of each value, or a `ConstantKind`."""
 
     formula: Formula
@@ -51,7 +51,7 @@ class _Call:
 def fuse_pointwise(module: fx.GraphModule, selected: frozenset[str] | None = None) -> None:
     """Replace regions of pointwise operators by programs, if the operators are in `selected`."""
     among = [node for node in module.graph.nodes if may_fuse([node], selected)]
-    calls = {node: call for node in among if (call := _call_of(node)) is not None}
+    calls = {node: call for node in among if (call := call_of(node)) is not None}
     if len(calls) < 2:
         return
     _repeat_conversions(module.graph, calls)
@@ -61,7 +61,7 @@ def fuse_pointwise(module: fx.GraphModule, selected: frozenset[str] | None = Non
     ]
     # A conversion to a wider dtype joins what reads it before it joins what it reads, so that the narrow tensor is
     # stored if they stay apart.
-    for source, node in sorted(edges, key=lambda edge: _widens(edge[1], calls)):
+    for source, node in sorted(edges, key=lambda edge: widens(edge[1], calls)):
         if _may_join(regions, source, node):
             regions.merge(source, node)
     for a, b in _siblings(regions, calls):
@@ -78,28 +78,28 @@ def fuse_pointwise(module: fx.GraphModule, selected: frozenset[str] | None = Non
     module.recompile()
 
 
-def _siblings(regions: Regions, calls: dict[fx.Node, _Call]) -> Iterator[tuple[fx.Node, fx.Node]]:
+def _siblings(regions: Regions, calls: dict[fx.Node, PointwiseCall]) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Yield pairs of operators that read one tensor of their own shape, which one program would read once."""
     for source in regions.nodes:
         if not isinstance(source.meta.get("val"), torch.Tensor):
             continue
         shape = source.meta["val"].shape
-        readers = [user for user in source.users if user in calls and _equal(user.meta["val"].shape, shape)]
+        readers = [user for user in source.users if user in calls and same_shape(user.meta["val"].shape, shape)]
         readers.sort(key=regions.index.__getitem__)
         for a, b in itertools.pairwise(readers):
             if regions.index[b] - regions.index[a] <= _MOST_APART:
                 yield a, b
 
 
-def _repeat_conversions(graph: fx.Graph, calls: dict[fx.Node, _Call]) -> None:
+def _repeat_conversions(graph: fx.Graph, calls: dict[fx.Node, PointwiseCall]) -> None:
     """Give each program that reads a tensor converted to a wider dtype a conversion of its own.
 
     Reading the narrow tensor again takes less memory traffic than the converted one. A converted tensor that may be
     written before it is read is left as it is.
     """
-    epochs = _epochs(graph)
+    epochs = epochs_of(graph)
     for node in list(calls):
-        if not _widens(node, calls):
+        if not widens(node, calls):
             continue
         users = [user for user in node.users if user in calls and epochs[user] == epochs[node]]
         for user in users[len(users) == len(node.users) :]:
@@ -107,12 +107,12 @@ def _repeat_conversions(graph: fx.Graph, calls: dict[fx.Node, _Call]) -> None:
                 own = graph.node_copy(node)
             user.replace_input_with(node, own)
             calls[own] = calls[node]
-            calls[user] = _Call(
+            calls[user] = PointwiseCall(
                 calls[user].formula, tuple([own if given is node else given for given in calls[user].arguments])
             )
 
 
-def _epochs(graph: fx.Graph) -> dict[fx.Node, int]:
+def epochs_of(graph: fx.Graph) -> dict[fx.Node, int]:
     """Return the number of nodes before each that write memory."""
     found: dict[fx.Node, int] = {}
     count = 0
@@ -122,7 +122,7 @@ def _epochs(graph: fx.Graph) -> dict[fx.Node, int]:
     return found
 
 
-def _widens(node: fx.Node, calls: dict[fx.Node, _Call]) -> bool:
+def widens(node: fx.Node, calls: dict[fx.Node, PointwiseCall]) -> bool:
     """Return whether a node converts a tensor to a wider dtype."""
     (source, *_) = calls[node].arguments
     return (
@@ -132,7 +132,7 @@ def _widens(node: fx.Node, calls: dict[fx.Node, _Call]) -> bool:
     )
 
 
-def _call_of(node: fx.Node) -> _Call | None:
+def call_of(node: fx.Node) -> PointwiseCall | None:
     """Return the formula of a node, or None for a node that no program computes."""
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or not _is_plain(value):
@@ -159,7 +159,7 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _typed_call(node: fx.Node, result: torch.Tensor) -> _Call:
+def _typed_call(node: fx.Node, result: torch.Tensor) -> PointwiseCall:
     """Return the formula of a node. Raises Decline for a node without one, or of other dtypes than the formula's."""
     origin: dict[int, fx.Node] = {}
 
@@ -196,7 +196,7 @@ def _typed_call(node: fx.Node, result: torch.Tensor) -> _Call:
     for i, limits in typed.limits:
         if isinstance(arguments[i], fx.Node) or not limits.hold(arguments[i]):
             raise Decline("a number that may be out of range")
-    return _Call(formula, tuple(arguments))
+    return PointwiseCall(formula, tuple(arguments))
 
 
 def _formula(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Formula:
@@ -226,10 +226,10 @@ def _may_join(regions: Regions, source: fx.Node, node: fx.Node) -> bool:
         return False
     shape = _shape_of(consumers)
     both = {*producers, *consumers}
-    if not _equal(_shape_of(producers), shape):
+    if not same_shape(_shape_of(producers), shape):
         inside = all(user in both for own in producers for user in own.users)
-        broadcasts = len(producers) <= _MOST_REPEATED and all(_broadcasts(own, shape) for own in producers)
-        if not inside or not broadcasts:
+        repeated = len(producers) <= _MOST_REPEATED and all(broadcasts(own, shape) for own in producers)
+        if not inside or not repeated:
             return False
     if len(both) > _MOST_STEPS:
         return False
@@ -244,7 +244,7 @@ def _shape_of(region: Sequence[fx.Node]) -> Sequence[Any]:
     return shape
 
 
-def _equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Return whether two shapes are equal for all values of their symbols."""
     return len(a) == len(b) and all(_same_size(x, y) for x, y in zip(a, b, strict=True))
 
@@ -257,7 +257,8 @@ def _same_size(a: Any, b: Any) -> bool:
     return a.node.expr == b.node.expr
 
 
-def _broadcasts(node: fx.Node, shape: Sequence[Any]) -> bool:
+def broadcasts(node: fx.Node, shape: Sequence[Any]) -> bool:
+    """Return whether a node's result broadcasts to a shape, for all values of their symbols."""
     own = node.meta["val"].shape
     lead = len(shape) - len(own)
     return lead >= 0 and all(
@@ -266,15 +267,33 @@ def _broadcasts(node: fx.Node, shape: Sequence[Any]) -> bool:
 
 
 def _program(
-    graph: fx.Graph, calls: dict[fx.Node, _Call], region: Sequence[fx.Node], made: dict[fx.Node, fx.Node]
+    graph: fx.Graph, calls: dict[fx.Node, PointwiseCall], region: Sequence[fx.Node], made: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
     """Insert the program of a region, and return the node of each result. `made` has those of earlier regions."""
     members = set(region)
-    tensors: dict[fx.Node, int] = {}
+    stored = [node for node in region if any(user not in members for user in node.users)]
+    tensors, numbers, text = program_of(calls, region, stored)
+    call = graph.call_function(pointwise_program(), ([made.get(node, node) for node in tensors], numbers, text))
+    items = [graph.call_function(operator.getitem, (call, i)) for i in range(len(stored))]
+    return insert(graph, NAME.partition("::")[2], dict(zip(stored, items, strict=True)), [call, *items], region)
+
+
+def program_of(
+    calls: dict[fx.Node, PointwiseCall],
+    region: Sequence[fx.Node],
+    stored: Sequence[fx.Node],
+    leading: Sequence[fx.Node] = (),
+) -> tuple[list[fx.Node], list[Any], str]:
+    """Return the tensors that a region reads, the `leading` ones first, its numbers, and its program as text.
+
+    The program stores the results of the nodes `stored`.
+    """
+    members = set(region)
+    tensors: dict[fx.Node, int] = {node: i for i, node in enumerate(leading)}
     numbers: list[Any] = []
     for node in region:
         for given in calls[node].arguments:
-            if _is_number(given):
+            if is_number(given):
                 numbers.append(given)
             elif isinstance(given, fx.Node) and given not in members:
                 tensors.setdefault(given, len(tensors))
@@ -285,7 +304,7 @@ def _program(
     for i, node in enumerate(region):
         arguments: list[Any] = []
         for given in calls[node].arguments:
-            if _is_number(given):
+            if is_number(given):
                 arguments.append(Slot(following_number))
                 following_number += 1
             else:
@@ -293,14 +312,11 @@ def _program(
         to = calls[node].formula.to
         steps.append(Step(calls[node].formula.kernel, tuple(arguments), () if to is None else (to,)))
         slots[node] = first + i
-    stored = [node for node in region if any(user not in members for user in node.users)]
     text = as_text(len(tensors), len(numbers), steps, [slots[node] for node in stored])
-    call = graph.call_function(pointwise_program(), ([made.get(node, node) for node in tensors], numbers, text))
-    items = [graph.call_function(operator.getitem, (call, i)) for i in range(len(stored))]
-    return insert(graph, NAME.partition("::")[2], dict(zip(stored, items, strict=True)), [call, *items], region)
+    return list(tensors), numbers, text
 
 
-def _is_number(given: Any) -> bool:
+def is_number(given: Any) -> bool:
     """Return whether an argument is a number, or a node whose value is one."""
     if isinstance(given, fx.Node):
         return not isinstance(given.meta["val"], torch.Tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 
@@ -42,6 +43,12 @@ class Regions:
         for i in reversed(range(len(self.nodes))):
             for j in _bits(users[i]):
                 self._after[i] |= self._after[j] | 1 << j
+
+    def copy(self) -> Regions:
+        """Return the same regions, which may be merged further by themselves."""
+        other = copy.copy(self)
+        other.members, other._before, other._after = [*self.members], [*self._before], [*self._after]
+        return other
 
     def _dependencies(self) -> list[int]:
         found, barrier, since, drawn = [], 0, 0, 0

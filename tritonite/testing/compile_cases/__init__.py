@@ -19,6 +19,7 @@ for _engine in (
     "distillation",
     "fft",
     "fused",
+    "fused_calls",
     "gemm",
     "histogram",
     "indexing",

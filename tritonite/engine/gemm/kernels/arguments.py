@@ -22,14 +22,15 @@ class GemmStrides(NamedTuple):
 
 
 class EpilogueOperands(NamedTuple):
-    """Tensors that an epilogue reads: the addend or None, the scales, and `MatrixStrides` of the scales and the addend.
+    """Tensors that an epilogue reads: the addend or None, the scales, `MatrixStrides`, and operands of its program.
 
-    The strides of a broadcast dimension are 0.
+    The strides are those of the scales, the addend and the operands. They are 0 for a broadcast dimension.
     """
 
     addend: Any
     scales: Any
     strides: Any
+    more: Any = ()
 
 
 class EpilogueArguments(NamedTuple):

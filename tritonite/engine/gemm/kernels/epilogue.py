@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.gemm.kernels.arguments import EpilogueArguments, GemmStrides, MatrixStrides, ResultTile
+from tritonite.engine.pointwise.embedded import evaluate_embedded
+from tritonite.language.contraction import uncontracted
 from tritonite.language.indices import aligned_to
 
 # Which tile
@@ -123,8 +125,28 @@ def _load_broadcast(pointer, strides, tile, KIND: tl.constexpr):
 
 
 @triton.jit
+def _after_program(product, tile, operands, META: tl.constexpr):
+    """Return the result of META.program for a tile of the product and of the epilogue's further operands."""
+    PROGRAM: tl.constexpr = META.program
+    EMBEDDED: tl.constexpr = PROGRAM.embedded
+    KINDS: tl.constexpr = META.kinds
+    FIRST: tl.constexpr = len(KINDS) - len(operands.more)
+    rounded = product.to(PROGRAM.dtype)
+    if PROGRAM.uncontracted:
+        rounded = uncontracted(rounded)
+    values = (rounded,)
+    for i in tl.static_range(len(operands.more)):
+        strides = operands.strides[FIRST + i]
+        pointer = operands.more[i] + tile.batch * strides.batch
+        values = values + (_load_broadcast(pointer, strides, tile, KINDS[FIRST + i]),)
+    return evaluate_embedded(EMBEDDED, values)[0]
+
+
+@triton.jit
 def epilogue(product, tile, arguments, META: tl.constexpr, ACTIVATION: tl.constexpr):
     """Return ACTIVATION(alpha * product * scales + beta * addend) for a tile, in the product's dtype.
+
+    META.program, if there is one, makes the result of that, in a dtype of its own.
 
     Args:
         product: the tile of sums, (rows, columns).
@@ -147,6 +169,8 @@ def epilogue(product, tile, arguments, META: tl.constexpr, ACTIVATION: tl.conste
         product += arguments.beta * added.to(product.dtype)
     if ACTIVATION is not None:
         product = ACTIVATION(product)
+    if META.program is not None:
+        product = _after_program(product, tile, operands, META)
     return product
 
 

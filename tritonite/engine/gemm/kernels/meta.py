@@ -5,6 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tritonite.engine.pointwise.embedded import Embedded
+
+
+@dataclass(frozen=True)
+class ProductProgram:
+    """A pointwise program of the product, rounded to `dtype`, and of further operands.
+
+    `uncontracted` says whether a step computes with the product unrounded.
+    """
+
+    embedded: Embedded
+    dtype: Any
+    uncontracted: bool
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueMeta:
@@ -16,8 +30,11 @@ class EpilogueMeta:
 
     # Whether to multiply by alpha; otherwise alpha is 1.
     scaled: bool
-    # Dimensions that each scale, then the addend, varies along (`epilogue._load_broadcast`).
+    # Dimensions that each scale, then the addend, then each operand of the program varies along
+    # (`epilogue._load_broadcast`).
     kinds: tuple[int, ...]
+    # The pointwise program of the result, or None.
+    program: ProductProgram | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
