@@ -2,6 +2,7 @@
 
 FAMILIES = (
     "activation",
+    "affine_grid",
     "amp",
     "arithmetic",
     "assertion",
