@@ -90,10 +90,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     TRITON_HOOK: ("_triton_multi_head_attention", "_triton_scaled_dot_attention"),
     CODES: ("cholesky",),
     HOST_READS: ("linalg_matrix_exp",),
-    NOT_PRODUCTS: (
-        *("_convert_weight_to_int4pack", "_mixed_dtypes_linear", "_scaled_grouped_mm*", "_scaled_mm_v2"),
-        "_weight_int4pack_mm",
-    ),
+    NOT_PRODUCTS: (*("_mixed_dtypes_linear", "_scaled_grouped_mm*", "_scaled_mm_v2"),),
     NOT_LINALG: (
         *("_linalg_eigvals", "linalg_eig"),
         *("linalg_eigvals", "linalg_ldl_*", "linalg_lstsq"),
