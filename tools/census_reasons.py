@@ -93,7 +93,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     NOT_PRODUCTS: (*("_mixed_dtypes_linear", "_scaled_grouped_mm*", "_scaled_mm_v2"),),
     NOT_LINALG: (
         *("_linalg_eigvals", "linalg_eig"),
-        *("linalg_eigvals", "linalg_ldl_*", "linalg_lstsq"),
+        *("linalg_eigvals", "linalg_lstsq"),
     ),
     NOT_ATTENTION: (
         "_flash_attention_forward.quantized",

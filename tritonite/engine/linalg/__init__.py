@@ -5,7 +5,8 @@ eliminates one column after the other. Triton has no indexing by lane, so a colu
 (`tile.column_of`, `tile.row_of`), which also puts it into the layout in which the rank-1 update needs it. Rows are
 never swapped: a pivoted factorisation keeps the position of each row, and stores rows at their positions.
 
-- `cholesky.py`, `lu.py` and `qr.py` factor a tile; `lu.py` also has permutations and determinants.
+- `cholesky.py`, `lu.py`, `ldl.py` and `qr.py` factor a tile; `lu.py` also has permutations and determinants, `ldl.py`
+  the solve by its factors.
 - `eigen.py` and `singular.py` rotate pairs of columns until a tile is diagonal or its columns are orthogonal;
   `jacobi.py` has what both need.
 - `substitution.py` solves triangular systems. A program holds a block of right-hand sides and reads one column of the

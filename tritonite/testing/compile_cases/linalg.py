@@ -26,6 +26,8 @@ def _calls(x: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...], dict[str, An
     yield "linalg_lu_solve", (x, pivots, x), {}
     yield "linalg_lu_solve", (x, pivots, x), {"adjoint": True}
     yield "linalg_inv_ex", (x,), {}
+    yield "linalg_ldl_factor_ex", (x,), {}
+    yield "linalg_ldl_solve", (x, pivots, x), {}
     yield "linalg_qr", (x,), {}
     rotated = x[..., :64, :64]
     yield "_linalg_eigh", (rotated,), {}
