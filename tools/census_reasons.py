@@ -28,7 +28,6 @@ NOT_LINALG = "not written yet: decompositions of matrices (cuSOLVER, MAGMA)"
 HOST_READS = "the host reads the norms of the matrices, which decide its steps; its products have kernels"
 CODES = "the deprecated form of `linalg_cholesky_ex`: the host waits for the codes, which become errors"
 NOT_ATTENTION = "not written yet: other entrances of attention, which has kernels"
-NOT_QAT = "not written yet: an observer of quantisation-aware training"
 NOT_REDUCTIONS = "not written yet: reductions to hashes"
 
 REASONS: dict[str, tuple[str, ...]] = {
@@ -99,6 +98,5 @@ REASONS: dict[str, tuple[str, ...]] = {
         "_flash_attention_forward.quantized",
         "_scaled_dot_product_flash_attention.quantized",
     ),
-    NOT_QAT: ("_fused_moving_avg_obs_fq_helper*",),
     NOT_REDUCTIONS: ("hash_tensor",),
 }

@@ -40,6 +40,7 @@ FAMILIES = (
     "multilinear",
     "normalization",
     "nll_loss",
+    "observer",
     "pairwise_distance",
     "polynomial",
     "pooling",
