@@ -13,8 +13,9 @@ never swapped: a pivoted factorisation keeps the position of each row, and store
   factor at a time, so that a solve by LU or by Cholesky is one launch.
 - `reflectors.py` applies Householder reflectors to a block of columns in the same way.
 - `operands.py` describes strided batches, `table.py` chooses tiles, and `launch.py` has a function for each launch.
+- `blocked.py` divides larger matrices into blocks: Cholesky, LU and triangular solves.
 
 A transposed problem, such as an upper Cholesky factor or X A = B, is the same kernel with rows' and columns' strides
-swapped. Matrices larger than the largest tile of the table decline. A blocked factorisation over the product engine,
-which large single matrices need, does not exist yet.
+swapped. Matrices larger than the largest tile of the table are divided into blocks, which no measurement favours yet:
+ATen serves them unless `faster_only` is off. Other operators decline them.
 """

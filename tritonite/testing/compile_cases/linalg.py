@@ -47,6 +47,21 @@ def linalg(full: bool) -> Iterator[Case]:
 
 
 @compile_cases("linalg")
+def blocks(full: bool) -> Iterator[Case]:
+    """The launches of matrices that are divided into blocks: factors of a panel, row exchanges, codes."""
+    for dtype in _DTYPES[: 1 + full]:
+        x = torch.empty(2, 300, 300, dtype=dtype)
+        for name in ("linalg_cholesky_ex", "linalg_lu_factor_ex"):
+            met = set()
+            for specialization in launches(registry.overloads()[name], (x,)):
+                module = specialization.kernel.__module__
+                if "linalg" in module and specialization.kernel not in met:
+                    met.add(specialization.kernel)
+                    targets = tuple(TARGETS) if full else ("sm_90",)
+                    yield Case(f"{name} {dtype} in blocks", specialization, targets)
+
+
+@compile_cases("linalg")
 def strides_of_one(full: bool) -> Iterator[Case]:
     """Each kernel with one stride after another equal to 1, for matrices whose batch has two strides."""
     for label, specialization in _launched(torch.empty(20, 5, 3, 3).transpose(0, 1)):
