@@ -28,7 +28,6 @@ NOT_LINALG = "not written yet: decompositions of matrices (cuSOLVER, MAGMA)"
 HOST_READS = "the host reads the norms of the matrices, which decide its steps; its products have kernels"
 CODES = "the deprecated form of `linalg_cholesky_ex`: the host waits for the codes, which become errors"
 NOT_ATTENTION = "not written yet: other entrances of attention, which has kernels"
-NOT_REDUCTIONS = "not written yet: reductions to hashes"
 
 REASONS: dict[str, tuple[str, ...]] = {
     VIEW: (
@@ -92,11 +91,10 @@ REASONS: dict[str, tuple[str, ...]] = {
     NOT_PRODUCTS: (*("_mixed_dtypes_linear", "_scaled_grouped_mm*", "_scaled_mm_v2"),),
     NOT_LINALG: (
         *("_linalg_eigvals", "linalg_eig"),
-        *("linalg_eigvals", "linalg_lstsq"),
+        "linalg_eigvals",
     ),
     NOT_ATTENTION: (
         "_flash_attention_forward.quantized",
         "_scaled_dot_product_flash_attention.quantized",
     ),
-    NOT_REDUCTIONS: ("hash_tensor",),
 }
