@@ -454,6 +454,10 @@ def test_cudnn():
     given = (out, query, key, value, out, logsumexp, rest[4], rest[5], None, None, None, 20, 24, 0.0, True)
     grads = ops[f"{name}_backward"](*given)
     assert [grad.shape for grad in grads] == [x.shape for x in (query, key, value)]
+    same = ops["_cudnn_attention_forward"](query, key, value, None, None, None, 20, 24, True, 0.0, True)
+    assert torch.equal(same[0], out) and torch.equal(same[1], logsumexp)
+    for grad, other in zip(grads, ops["_cudnn_attention_backward"](*given), strict=True):
+        assert torch.equal(grad, other)
 
 
 @pytest.mark.parametrize("suffix", ["", "_backward"])

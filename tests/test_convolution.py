@@ -280,7 +280,13 @@ def test_operators_of_cuda_only():
     exact = torch.conv_transpose2d(x.double(), weight.transpose(0, 1).double(), None, (2, 1), (1, 0), (1, 0))
     close(found, exact, 32)
     found = ops["cudnn_convolution_relu"](x, weight, bias, [1, 1], [0, 0], [1, 1], 1)
-    close(found, torch.conv2d(x.double(), weight.double(), bias.double()).relu(), 32)
+    exact = torch.conv2d(x.double(), weight.double(), bias.double())
+    close(found, exact.relu(), 32)
+    for z, alpha in ((normal(2, 6, 4, 4), None), (normal(2, 4, 4, 6).permute(0, 3, 1, 2), -0.5)):
+        found = ops["cudnn_convolution_add_relu"](x, weight, z, alpha, bias, [1, 1], [0, 0], [1, 1], 1)
+        close(found, (exact + z.double() * (1 if alpha is None else alpha)).relu(), 32)
+    with pytest.raises(Decline, match="an addend"):
+        ops["cudnn_convolution_add_relu"](x, weight, x, None, bias, [1, 1], [0, 0], [1, 1], 1)
 
 
 def test_tf32_where_torch_allows_it(monkeypatch):

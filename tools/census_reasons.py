@@ -23,15 +23,11 @@ TESTS = "an operator of PyTorch's own tests"
 COPY = "a copy between devices or backends"
 COMPOSED = "ATen makes it of operators that have kernels"
 TRITON_HOOK = "an experiment of PyTorch: raises an error unless Python overrides it"
-NOT_ENCODER = "not written yet: nn.TransformerEncoderLayer's fast path; its products and softmax have kernels"
 NOT_PRODUCTS = "not written yet: products of scaled or packed weights"
-NOT_CHOLESKY = "not written yet: the deprecated form of `linalg_cholesky`, whose `linalg_cholesky_ex` has a kernel"
-NOT_EXP = "not written yet: its products have kernels, its linear combinations call ATen's kernel directly"
 NOT_LINALG = "not written yet: decompositions of matrices (cuSOLVER, MAGMA)"
+HOST_READS = "the host reads the norms of the matrices, which decide its steps; its products have kernels"
+CODES = "the deprecated form of `linalg_cholesky_ex`: the host waits for the codes, which become errors"
 NOT_ATTENTION = "not written yet: other entrances of attention, which has kernels"
-NOT_QAT = "not written yet: an observer of quantisation-aware training"
-NOT_CUDNN = "not written yet: cuDNN's affine grids, and its convolution with a sum"
-NOT_REDUCTIONS = "not written yet: reductions to hashes and to sums of powers"
 
 REASONS: dict[str, tuple[str, ...]] = {
     VIEW: (
@@ -85,24 +81,20 @@ REASONS: dict[str, tuple[str, ...]] = {
     FUNCTIONAL: ("resize", "resize_as", "set"),
     TESTS: ("_fill_mem_eff_dropout_mask_", "_foobar", "_test_*"),
     COPY: ("_copy_from", "_copy_from_and_resize", "_pin_memory"),
-    COMPOSED: ("_embedding_bag_backward", "_pack_padded_sequence", "cholesky_solve", "glu_backward_jvp", "linear.out"),
-    NOT_ENCODER: ("_native_multi_head_attention", "_transform_bias_rescale_qkv", "_transformer_encoder_layer_fwd"),
-    TRITON_HOOK: ("_triton_multi_head_attention", "_triton_scaled_dot_attention"),
-    NOT_CHOLESKY: ("cholesky",),
-    NOT_EXP: ("linalg_matrix_exp",),
-    NOT_PRODUCTS: (
-        *("_convert_weight_to_int4pack", "_mixed_dtypes_linear", "_scaled_grouped_mm*", "_scaled_mm_v2"),
-        "_weight_int4pack_mm",
+    COMPOSED: (
+        *("_embedding_bag_backward", "_native_multi_head_attention", "_pack_padded_sequence"),
+        *("_transformer_encoder_layer_fwd", "cholesky_solve", "glu_backward_jvp", "linalg_pinv", "linear.out"),
     ),
+    TRITON_HOOK: ("_triton_multi_head_attention", "_triton_scaled_dot_attention"),
+    CODES: ("cholesky",),
+    HOST_READS: ("linalg_matrix_exp",),
+    NOT_PRODUCTS: (*("_mixed_dtypes_linear", "_scaled_grouped_mm*", "_scaled_mm_v2"),),
     NOT_LINALG: (
         *("_linalg_eigvals", "linalg_eig"),
-        *("linalg_eigvals", "linalg_ldl_*", "linalg_lstsq", "linalg_pinv"),
+        "linalg_eigvals",
     ),
     NOT_ATTENTION: (
-        *("_cudnn_attention_*", "_flash_attention_forward.quantized"),
+        "_flash_attention_forward.quantized",
         "_scaled_dot_product_flash_attention.quantized",
     ),
-    NOT_QAT: ("_fused_moving_avg_obs_fq_helper*",),
-    NOT_CUDNN: ("cudnn_affine_grid_generator*", "cudnn_convolution_add_relu"),
-    NOT_REDUCTIONS: ("hash_tensor", "linalg__powsum"),
 }

@@ -517,7 +517,7 @@ def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any
 def dtypes_of(op: Op) -> list[torch.dtype]:
     """Return the DTYPES that an operator takes, or one other dtype if it takes none of them."""
     usual = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
-    others = (torch.int32, torch.bool, torch.int8, torch.float8_e4m3fn, torch.complex64)
+    others = (torch.int32, torch.bool, torch.int8, torch.uint8, torch.float8_e4m3fn, torch.complex64)
     return usual or [next(dtype for dtype in others if dtype in op.declaration.accepts)]
 
 

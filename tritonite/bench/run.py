@@ -31,7 +31,7 @@ from tritonite.errors import InvalidProvider, Unsupported
 from tritonite.registry.names import overload_named
 from tritonite.report.explain import declined_unasked
 from tritonite.runtime.stats import Counts, totals
-from tritonite.testing.judge import comparable, judge, may_cancel, terms, to_reference
+from tritonite.testing.judge import comparable, judge, judge_residuals, may_cancel, terms, to_reference
 from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, REFERENCES, Sample, compares_zero_sign
 
 
@@ -224,6 +224,8 @@ def _disagreement(
             actual = _results(function, fresh(), _written(case))
         if each is TRITONITE and case.pair is None:
             declined = _why_declined(before, totals())
+        if residual := judge_residuals(packet, (sample.args, sample.kwargs), actual, expected):
+            return f"{each.name} gives another answer than ATen: {residual}", declined
         exacts = reference[:1] if reference and packet in CHOSEN else reference
         results = [comparable(packet, found, (sample.args, sample.kwargs)) for found in (actual, expected)]
         for i, (ours, theirs) in enumerate(zip(*results, strict=True)):

@@ -196,7 +196,7 @@ def range_(start, end, step=None, dtype=None, layout=None, device=None, pin_memo
 
 
 @scalar_kernel(exact=("start", "end"), integers=("steps",), index=("position",), accepts=NUMBERS)
-def _between(start, end, steps, position):
+def between(start, end, steps, position):
     """Interpolate from the nearer end, so that both ends are exact."""
     last = tl.maximum(steps - 1, 1)
     step = (end.to(tl.float64) - start.to(tl.float64)) / last
@@ -212,7 +212,7 @@ def linspace(start, end, steps, dtype=None, layout=None, device=None, pin_memory
         raise Decline(f"dtype {dtype}")
     _check_numbers(start, end)
     out = fresh((steps,), dtype, layout, device, pin_memory, outs)
-    _between.run((start, end if steps != 1 else start, steps, 0), (out,))
+    between.run((start, end if steps != 1 else start, steps, 0), (out,))
     return (out,)
 
 
@@ -230,7 +230,7 @@ for _name in ("linspace", "logspace"):
 
 
 @scalar_kernel(exact=("start", "end", "base"), integers=("steps",), index=("position",), accepts=NUMBERS)
-def _powers_between(start, end, base, steps, position):
+def _powersbetween(start, end, base, steps, position):
     last = tl.maximum(steps - 1, 1)
     step = (end.to(tl.float64) - start.to(tl.float64)) / last
     below, above = start + step * position, end - step * (last - position)
@@ -244,7 +244,7 @@ def logspace(start, end, steps, base, dtype=None, layout=None, device=None, pin_
         raise Decline(f"dtype {dtype}")
     _check_numbers(start, end, base)
     out = fresh((steps,), dtype, layout, device, pin_memory, outs)
-    _powers_between.run((start, end if steps != 1 else start, base, steps, 0), (out,))
+    _powersbetween.run((start, end if steps != 1 else start, base, steps, 0), (out,))
     return (out,)
 
 
@@ -495,6 +495,12 @@ def affine_grid_generator(theta, size, align_corners, outs=()):
         raise Decline(f"size {list(size)}; extents have to be positive")
     if theta.dtype.itemsize == 2 and 1 in size[2:]:
         raise Decline(f"{theta.dtype} with an extent of 1 in {list(size)}, for which ATen raises")
+    return affine_grid(theta, size, align_corners, outs)
+
+
+def affine_grid(theta, size, align_corners, outs):
+    """Return the positions that matrices of (N, rank, rank + 1) give to the elements of images or volumes."""
+    rank = len(size) - 2
     out = result((theta,), (size[0], *size[2:], rank), theta.dtype, outs)
     columns = [theta[(slice(None), *[None] * rank, slice(None), k)].expand(out.shape) for k in range(rank + 1)]
     x, y, z = (*columns[:rank], columns[0])[:3]

@@ -131,6 +131,17 @@ def _per_channel(self, scale, zero_point, quant_min, quant_max):
     return _of_channel(self, scale, zero, quant_min, quant_max, whole)
 
 
+@scalar_kernel(
+    accepts=FLOATS,
+    own=("scale", "zero_point", "enabled"),
+    cast=("quant_min", "quant_max"),
+    output_dtypes=(None, torch.bool),
+)
+def _per_channel_on_device(self, scale, zero_point, enabled, quant_min, quant_max):
+    value, inside = _of_channel(self, scale, zero_point.to(self.dtype), quant_min, quant_max, True)
+    return tl.where(enabled != 0, value, self), inside | (enabled == 0)
+
+
 @triton.jit
 def _rounded_zero_point(zero_point, quant_min, quant_max):
     zero_point = libdevice.nearbyint(zero_point.to(tl.float32))
@@ -253,6 +264,16 @@ def per_channel(self, scale, zero_point, axis, quant_min, quant_max, outs=()):
         raise Decline(f"integral zero points in [{quant_min}, {quant_max}]; ranges with 1 are served")
     outs = _results(self, (scale, zero_point), (self.dtype, torch.bool), outs)
     return _per_channel.run((self, scale, zero_point, quant_min, quant_max), outs)
+
+
+def channel_quantized(self, scale, zero_point, enabled, quant_min, quant_max, outs):
+    """Quantise with a scale and a zero point for each element of the first dimension, if `enabled` is not 0."""
+    scale, zero_point = (
+        _channels(self, scale, 0, FLOATS, "scale"),
+        _channels(self, zero_point, 0, (torch.int32,), "zero"),
+    )
+    outs = _results(self, (scale, zero_point, enabled), (self.dtype, torch.bool), outs)
+    return _per_channel_on_device.run((self, scale, zero_point, enabled, quant_min, quant_max), outs)
 
 
 @operator("_fake_quantize_learnable_per_tensor_affine", kernels=(_learnable_per_tensor,))

@@ -2,6 +2,7 @@
 
 FAMILIES = (
     "activation",
+    "affine_grid",
     "amp",
     "arithmetic",
     "assertion",
@@ -39,6 +40,7 @@ FAMILIES = (
     "multilinear",
     "normalization",
     "nll_loss",
+    "observer",
     "pairwise_distance",
     "polynomial",
     "pooling",

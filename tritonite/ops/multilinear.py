@@ -26,7 +26,7 @@ def _multiplied(x, y):
 
 
 _total = Reduction((0.0,), same, add_states, added_to_zero)
-_combination = Reduction((0.0,), _multiplied, add_states, added_to_zero)
+sum_of_products = Reduction((0.0,), _multiplied, add_states, added_to_zero)
 
 
 def _expanded(tensor, dims, total):
@@ -115,7 +115,7 @@ def _compute_linear_combination(input, coefficients, outs=()):
     every = (coefficients.shape[0], *input.shape)
     (out,) = outputs((input, coefficients), [shape], [input.dtype], outs)
     operands = input[None].expand(every), factors.expand(every)
-    return reduced(_combination, operands, (1,), False, (input.dtype,), (out,), opmath(input.dtype))
+    return reduced(sum_of_products, operands, (1,), False, (input.dtype,), (out,), opmath(input.dtype))
 
 
 exclude("_compute_linear_combination.out", "ATen adds to the elements of its output instead of overwriting them")

@@ -5,15 +5,17 @@ eliminates one column after the other. Triton has no indexing by lane, so a colu
 (`tile.column_of`, `tile.row_of`), which also puts it into the layout in which the rank-1 update needs it. Rows are
 never swapped: a pivoted factorisation keeps the position of each row, and stores rows at their positions.
 
-- `cholesky.py`, `lu.py` and `qr.py` factor a tile; `lu.py` also has permutations and determinants.
+- `cholesky.py`, `lu.py`, `ldl.py` and `qr.py` factor a tile; `lu.py` also has permutations and determinants, `ldl.py`
+  the solve by its factors.
 - `eigen.py` and `singular.py` rotate pairs of columns until a tile is diagonal or its columns are orthogonal;
   `jacobi.py` has what both need.
 - `substitution.py` solves triangular systems. A program holds a block of right-hand sides and reads one column of the
   factor at a time, so that a solve by LU or by Cholesky is one launch.
 - `reflectors.py` applies Householder reflectors to a block of columns in the same way.
 - `operands.py` describes strided batches, `table.py` chooses tiles, and `launch.py` has a function for each launch.
+- `blocked.py` divides larger matrices into blocks: Cholesky, LU and triangular solves.
 
 A transposed problem, such as an upper Cholesky factor or X A = B, is the same kernel with rows' and columns' strides
-swapped. Matrices larger than the largest tile of the table decline. A blocked factorisation over the product engine,
-which large single matrices need, does not exist yet.
+swapped. Matrices larger than the largest tile of the table are divided into blocks, which no measurement favours yet:
+ATen serves them unless `faster_only` is off. Other operators decline them.
 """

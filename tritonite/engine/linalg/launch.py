@@ -7,6 +7,8 @@ import torch
 from tritonite.engine.linalg.cholesky import factor_cholesky
 from tritonite.engine.linalg.eigen import factor_symmetric
 from tritonite.engine.linalg.jacobi import JacobiMeta
+from tritonite.engine.linalg.ldl import factor_ldl
+from tritonite.engine.linalg.ldl import solve_ldl as substitute_ldl
 from tritonite.engine.linalg.lu import LuMeta, factor_lu, unpack_lu
 from tritonite.engine.linalg.operands import TileMeta, over_batch
 from tritonite.engine.linalg.qr import factor_qr
@@ -57,6 +59,35 @@ def solve(
     substitute[(grid,)](
         *(x, b, a, swaps, batch.sizes, batch.n_matrices, n, n_columns),
         META=SubstitutionMeta(meta, sweeps[0], second, right is None, permuted, symmetric),
+        num_warps=tile.num_warps,
+    )
+
+
+def ldl(factors: torch.Tensor, pivots: torch.Tensor, info: torch.Tensor, source: torch.Tensor) -> None:
+    """Write D and L of symmetric matrices in one, pivots and codes. The lower triangle is read."""
+    *shape, n, _ = source.shape
+    batch, operands = over_batch(shape, (factors, 2), (pivots, 1), (info, 0), (source, 2))
+    if not batch.n_matrices:
+        return
+    tile = whole_matrices(n, n, batch.n_matrices, source.dtype)
+    factor_ldl[(_programs(batch.n_matrices, tile.matrices),)](
+        *(*operands, batch.sizes, batch.n_matrices, n),
+        META=TileMeta.of(tile, (factors, source)),
+        num_warps=tile.num_warps,
+    )
+
+
+def solve_ldl(solution: torch.Tensor, right: torch.Tensor, factors: torch.Tensor, pivots: torch.Tensor) -> None:
+    """Write the solution of symmetric systems by D and L in one and the pivots."""
+    *shape, n, n_columns = solution.shape
+    batch, operands = over_batch(shape, (solution, 2), (right, 2), (factors, 2), (pivots, 1))
+    if not batch.n_matrices * n * n_columns:
+        return
+    tile = right_hand_sides(n, n_columns, batch.n_matrices, solution.dtype)
+    grid = _programs(batch.n_matrices, tile.matrices) * _programs(n_columns, tile.columns)
+    substitute_ldl[(grid,)](
+        *(*operands, batch.sizes, batch.n_matrices, n, n_columns),
+        META=TileMeta.of(tile, (solution, right, factors)),
         num_warps=tile.num_warps,
     )
 

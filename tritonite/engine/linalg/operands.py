@@ -24,6 +24,8 @@ class Operand(NamedTuple):
     batch: tuple[int, ...]
     row: int
     column: int
+    # Triton 3.6 loses constants of a nested tuple, such as a batch stride of 1, in loops unless a constant follows.
+    end: None = None
 
     @property
     def transposed(self) -> Operand:

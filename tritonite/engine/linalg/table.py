@@ -28,6 +28,7 @@ class LinalgTable(NamedTuple):
     most_rotated: the most columns that Jacobi's methods rotate, which hold two tiles in registers.
     rotated_bytes: `warp_bytes` of Jacobi's methods.
     least_rotated: `least_batch` of Jacobi's methods, by the number of columns.
+    block: rows and columns of the blocks that larger matrices are divided into.
     measured: the two bounds have been measured. Until then ATen serves all batches unless `faster_only` is off.
     """
 
@@ -40,6 +41,7 @@ class LinalgTable(NamedTuple):
     most_rotated: int = 64
     rotated_bytes: int = 2048
     least_rotated: tuple[tuple[int, int], ...] = ((32, 1), (64, 8))
+    block: int = 64
     measured: bool = False
 
 
@@ -63,12 +65,25 @@ def linalg_table() -> LinalgTable:
 def check_size(rows: int, columns: int, dtype: torch.dtype) -> None:
     """Decline matrices larger than the largest tile. A vector, of one column, stands for right-hand sides by blocks."""
     table = linalg_table()
-    size = power_of_2(rows) * power_of_2(columns) * dtype.itemsize
-    if max(rows, columns) > table.largest or size > table.tile_bytes:
+    if not fits_tile(rows, columns, dtype):
         raise Decline(
             f"{dtype} matrices of {rows} by {columns}; up to {table.largest} rows and columns are served, and up to "
             f"{table.tile_bytes} bytes with both rounded up to powers of two"
         )
+
+
+def fits_tile(rows: int, columns: int, dtype: torch.dtype) -> bool:
+    """Return whether a program holds a whole matrix."""
+    table = linalg_table()
+    size = power_of_2(rows) * power_of_2(columns) * dtype.itemsize
+    return max(rows, columns) <= table.largest and size <= table.tile_bytes
+
+
+def panel_columns(rows: int, dtype: torch.dtype) -> int:
+    """Return the columns of a panel of all rows that a program factors, or 0 for fewer than `_LEAST_SIDE`."""
+    table = linalg_table()
+    columns = min(table.block, table.tile_bytes // (power_of_2(rows) * dtype.itemsize))
+    return columns if columns >= _LEAST_SIDE else 0
 
 
 def check_rotated_size(rows: int, columns: int, dtype: torch.dtype) -> None:

@@ -17,20 +17,21 @@ from tritonite.runtime.libentry import libentry
 
 
 @triton.jit
-def _own_tile(M, N, META: tl.constexpr):
+def own_tile(M, N, META: tl.constexpr):
+    """Return the tile of the result that a program computes."""
     _, row, column = own_index(M, N, META.block_m, META.block_n, META.group_m, META.index)
     return tile_at(tl.full((), 0, META.index), row, column, M, N, META.block_m, META.block_n, META.index)
 
 
 @triton.jit
-def _slice_of_k(K, steps, BLOCK: tl.constexpr, INDEX: tl.constexpr):
+def slice_of_k(K, steps, BLOCK: tl.constexpr, INDEX: tl.constexpr):
     """Return where along K a program's slice of `steps` blocks begins and ends."""
     begin = tl.program_id(1).to(INDEX) * steps * BLOCK
     return begin, tl.minimum(begin + steps * BLOCK, K)
 
 
 @triton.jit
-def _block(pointer, rows, row_mask, inner, end, strides, EVERY: tl.constexpr):
+def block_of(pointer, rows, row_mask, inner, end, strides, EVERY: tl.constexpr):
     """Load the (rows, inner) block of a matrix, 0 from `end` along K on; with EVERY no index reaches the end."""
     pointers = pointer + (rows * strides.row)[:, None] + (inner * strides.column)[None, :]
     mask = row_mask[:, None]
@@ -40,13 +41,13 @@ def _block(pointer, rows, row_mask, inner, end, strides, EVERY: tl.constexpr):
 
 
 @triton.jit
-def _scales(pointer, rows, row_mask, group, strides, ROWS: tl.constexpr):
+def scales_of(pointer, rows, row_mask, group, strides, ROWS: tl.constexpr):
     """Load a scale for each of `rows`, in one group along K; ROWS neighbours share a scale."""
     return tl.load(pointer + (rows // ROWS) * strides.row + group * strides.column, mask=row_mask, other=0.0)
 
 
 @triton.jit
-def _write(total, out, tile, strides, added, META: tl.constexpr):
+def write(total, out, tile, strides, added, META: tl.constexpr):
     """Store the epilogue of a tile's sums, or with split-K the sums of a slice, which is a batch of `out`."""
     if META.split:
         batch = tl.program_id(1).to(META.index)
@@ -79,13 +80,13 @@ def multiply_float8(a, b, out, a_scale, b_scale, strides, added, M, N, K, steps,
     BLOCK_K: tl.constexpr = META.block_k
     A_FORMAT: tl.constexpr = META.a_format
     B_FORMAT: tl.constexpr = META.b_format
-    tile = _own_tile(M, N, META)
-    begin, end = _slice_of_k(K, steps, BLOCK_K, META.index)
+    tile = own_tile(M, N, META)
+    begin, end = slice_of_k(K, steps, BLOCK_K, META.index)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(begin, end, BLOCK_K):
         inner = k + tl.arange(0, BLOCK_K)
-        x = _block(a, tile.rows, tile.row_mask, inner, end, strides.a, META.even_k)
-        y = _block(b, tile.columns, tile.column_mask, inner, end, strides.b, META.even_k)
+        x = block_of(a, tile.rows, tile.row_mask, inner, end, strides.a, META.even_k)
+        y = block_of(b, tile.columns, tile.column_mask, inner, end, strides.b, META.even_k)
         if A_FORMAT != "":
             x = decoded_float8(x, A_FORMAT)
         if B_FORMAT != "":
@@ -93,10 +94,10 @@ def multiply_float8(a, b, out, a_scale, b_scale, strides, added, M, N, K, steps,
         product = tl.dot(x, tl.trans(y), out_dtype=tl.float32)
         if META.a_rows > 0:
             group = k // META.group_k
-            product *= _scales(a_scale, tile.rows, tile.row_mask, group, strides.a_scale, META.a_rows)[:, None]
-            product *= _scales(b_scale, tile.columns, tile.column_mask, group, strides.b_scale, META.b_rows)[None, :]
+            product *= scales_of(a_scale, tile.rows, tile.row_mask, group, strides.a_scale, META.a_rows)[:, None]
+            product *= scales_of(b_scale, tile.columns, tile.column_mask, group, strides.b_scale, META.b_rows)[None, :]
         total += product
-    _write(total, out, tile, strides.out, added, META)
+    write(total, out, tile, strides.out, added, META)
 
 
 @libentry()
@@ -120,24 +121,24 @@ def multiply_int4(weight, x, out, scales, zeros, strides, added, M, N, K, steps,
     BLOCK_N: tl.constexpr = META.block_n
     BLOCK_K: tl.constexpr = META.block_k
     DTYPE: tl.constexpr = x.dtype.element_ty
-    tile = _own_tile(M, N, META)
+    tile = own_tile(M, N, META)
     # In bytes of the weight, because Triton loses the alignment of a quotient.
-    begin, end = _slice_of_k(K // 2, steps, BLOCK_K // 2, META.index)
+    begin, end = slice_of_k(K // 2, steps, BLOCK_K // 2, META.index)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(begin, end, BLOCK_K // 2):
         pairs = first + tl.arange(0, BLOCK_K // 2)
         inner = 2 * first + tl.arange(0, BLOCK_K)
         group = 2 * first // META.group_k
-        packed = _block(weight, tile.rows, tile.row_mask, pairs, end, strides.weight, META.even_k)
-        scale = _scales(scales, tile.rows, tile.row_mask, group, strides.scales, 1)
-        y = _block(x, tile.columns, tile.column_mask, inner, 2 * end, strides.x, META.even_k)
+        packed = block_of(weight, tile.rows, tile.row_mask, pairs, end, strides.weight, META.even_k)
+        scale = scales_of(scales, tile.rows, tile.row_mask, group, strides.scales, 1)
+        y = block_of(x, tile.columns, tile.column_mask, inner, 2 * end, strides.x, META.even_k)
         numbers = unpacked_int4(packed, DTYPE)
         if zeros is None:
             numbers = less_constant(numbers, 8.0)
         else:
-            numbers -= _scales(zeros, tile.rows, tile.row_mask, group, strides.zeros, 1)[:, None]
+            numbers -= scales_of(zeros, tile.rows, tile.row_mask, group, strides.zeros, 1)[:, None]
         total = tl.dot(numbers * scale[:, None], tl.trans(y), total, out_dtype=tl.float32)
-    _write(total, out, tile, strides.out, added, META)
+    write(total, out, tile, strides.out, added, META)
 
 
 @libentry()
@@ -155,12 +156,12 @@ def multiply_int8(weight, x, out, strides, added, M, N, K, steps, META: tl.const
     BLOCK_M: tl.constexpr = META.block_m
     BLOCK_N: tl.constexpr = META.block_n
     BLOCK_K: tl.constexpr = META.block_k
-    tile = _own_tile(M, N, META)
-    begin, end = _slice_of_k(K, steps, BLOCK_K, META.index)
+    tile = own_tile(M, N, META)
+    begin, end = slice_of_k(K, steps, BLOCK_K, META.index)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(begin, end, BLOCK_K):
         inner = k + tl.arange(0, BLOCK_K)
-        numbers = _block(weight, tile.rows, tile.row_mask, inner, end, strides.weight, META.even_k)
-        y = _block(x, tile.columns, tile.column_mask, inner, end, strides.x, META.even_k)
+        numbers = block_of(weight, tile.rows, tile.row_mask, inner, end, strides.weight, META.even_k)
+        y = block_of(x, tile.columns, tile.column_mask, inner, end, strides.x, META.even_k)
         total = tl.dot(numbers.to(y.dtype), tl.trans(y), total, input_precision="ieee", out_dtype=tl.float32)
-    _write(total, out, tile, strides.out, added, META)
+    write(total, out, tile, strides.out, added, META)

@@ -18,6 +18,16 @@ class Float8Strides(NamedTuple):
     out: Any
 
 
+class WordStrides(NamedTuple):
+    """`MatrixStrides` of the other operand and the result, and strides of groups, rows and pairs of scale and zero."""
+
+    x: Any
+    out: Any
+    group: Any
+    row: Any
+    pair: Any
+
+
 class Int8Strides(NamedTuple):
     """`MatrixStrides` of the weight, the other operand and the result."""
 
@@ -76,3 +86,11 @@ class Float8Meta(QuantizedMeta):
 @dataclass(frozen=True, kw_only=True)
 class Int4Meta(QuantizedMeta):
     """Facts of `kernels.multiply_int4`, whose a is the weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordMeta(QuantizedMeta):
+    """Facts of `tensor_core_words.multiply_words`, whose a is the weight."""
+
+    # Neighbouring words of a lane: half as many as tiles of 16 along K.
+    words: int

@@ -25,8 +25,11 @@ from tritonite.engine.quantized.meta import (
     Int4Strides,
     Int8Strides,
     QuantizedMeta,
+    WordMeta,
+    WordStrides,
 )
 from tritonite.engine.quantized.table import quantized_table
+from tritonite.engine.quantized.tensor_core_words import multiply_words
 from tritonite.runtime.contract import empty, fusion, settings
 
 
@@ -183,6 +186,48 @@ def int4_product(
     work = _Work(x, result, epilogue, launch)
     # A group of at least K elements is one for every block.
     _run(work, table.int4_few, table.int4, group if group < x.shape[1] else None)
+
+
+def int4_words_product(
+    x: torch.Tensor, weight: torch.Tensor, scales_and_zeros: torch.Tensor, group: int, out: torch.Tensor
+) -> None:
+    """Write x @ ((numbers - 8) * scales + zeros).T into `out`, for a weight packed for tensor cores.
+
+    Args:
+        x: (M, K) of 16-bit floats.
+        weight: int32, contiguous, as `tensor_core_words` describes.
+        scales_and_zeros: (K / group, N, 2) of x's dtype.
+        group: numbers along K that share a scale, a multiple of 32 that divides K.
+        out: (M, N).
+    """
+    result = out.unsqueeze(0)
+    epilogue = NO_EPILOGUE.expanded(result.shape)
+    if _has_no_terms(x, result, epilogue):
+        return
+    table = quantized_table()
+
+    def launch(config: Config, own: _Launch) -> None:
+        result, own_epilogue = _oriented(own, config)
+        group_stride, row_stride, pair_stride = scales_and_zeros.stride()
+        multiply_words[_grid(config, own)](
+            *(weight, x, result, scales_and_zeros),
+            strides=WordStrides(_strides(x), _strides(result), group_stride, row_stride, pair_stride),
+            added=own_epilogue.operands,
+            M=out.shape[1],
+            N=x.shape[0],
+            K=x.shape[1],
+            steps=own.steps,
+            META=WordMeta(
+                index=offset_type(weight, x, result),
+                group_k=group,
+                words=weight.shape[3],
+                **_facts(config, own, x.shape[1]),
+                **own_epilogue.facts,
+            ),
+            **_options(config),
+        )
+
+    _run(_Work(x, result, epilogue, launch), table.int4_few, table.int4, group)
 
 
 def int8_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:

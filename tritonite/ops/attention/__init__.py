@@ -6,6 +6,7 @@
     flash.py       flash attention, dense and packed
     efficient.py   efficient attention, dense and packed
     cudnn.py       cuDNN's attention
+    projection.py  queries, keys and values of `nn.TransformerEncoderLayer`'s fast path
 
 All compute the same by `engine.attention`. They differ in the calls that they accept and in the layouts of their
 results. Dropout draws ATen's own numbers, so that a kernel's gradient may follow ATen's result and the other way round.
@@ -14,5 +15,5 @@ cuDNN's mapping of dropout is its own, so calls with it are declined.
 
 import importlib
 
-for _backend in ("cpu", "flash", "efficient", "cudnn"):
+for _backend in ("cpu", "flash", "efficient", "cudnn", "projection"):
     importlib.import_module(f"tritonite.ops.attention.{_backend}")

@@ -33,7 +33,7 @@ def _problem(query, key, value, attn_bias, dropout_p, is_causal, scale):
 
 
 @checks.cuda_operator("_scaled_dot_product_cudnn_attention", FLOATS_OF_16_BITS)
-def _cudnn_attention(
+def cudnn_attention(
     query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale, outs=()
 ):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
@@ -50,7 +50,7 @@ def _cudnn_attention(
 
 
 @checks.cuda_operator("_scaled_dot_product_cudnn_attention_backward", FLOATS_OF_16_BITS)
-def _cudnn_attention_backward(
+def cudnn_attention_backward(
     grad_out,
     query,
     key,
@@ -78,3 +78,68 @@ def _cudnn_attention_backward(
     checks.check_forward_results(problem, grad_out, out, rows)
     grads = tuple([checks.empty_like(tensor) for tensor in (query, key, value)])
     return run_backward(problem, "cudnn", grad_out, out, rows, grads)
+
+
+@checks.cuda_operator("_cudnn_attention_forward", FLOATS_OF_16_BITS)
+def cudnn_attention_forward(
+    query,
+    key,
+    value,
+    attn_bias,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    compute_log_sumexp,
+    dropout_p,
+    is_causal,
+    return_debug_mask,
+    scale,
+    outs=(),
+):
+    """Compute what `scaled_dot_product_attention` calls for sequences that are not packed."""
+    checks.check_not_nested(cum_seq_q, cum_seq_k)
+    return cudnn_attention(
+        query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale
+    )
+
+
+@checks.cuda_operator("_cudnn_attention_backward", FLOATS_OF_16_BITS)
+def cudnn_attention_gradients(
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    logsumexp,
+    philox_seed,
+    philox_offset,
+    attn_bias,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    scale,
+    outs=(),
+):
+    """Compute the gradient of `scaled_dot_product_attention`, whose arguments have another order in ATen's schema."""
+    return cudnn_attention_backward(
+        grad_out,
+        query,
+        key,
+        value,
+        out,
+        logsumexp,
+        philox_seed,
+        philox_offset,
+        attn_bias,
+        cum_seq_q,
+        cum_seq_k,
+        max_q,
+        max_k,
+        dropout_p,
+        is_causal,
+        scale,
+    )

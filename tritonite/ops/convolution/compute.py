@@ -39,14 +39,19 @@ def _decline_if_aten_is_faster(call, out, precision, gradient=False):
     decline_if_slower(select.aten_is_faster(call.problem(out), kind))
 
 
-def forward(call, bias, outs, precision, backend=None, epilogue=NO_EPILOGUE):
-    """Return the convolution of a checked call, plus the bias, in ATen's memory format."""
+def forward(call, bias, outs, precision, backend=None, epilogue=NO_EPILOGUE, residual_like=None):
+    """Return the convolution of a checked call, plus the bias, in ATen's memory format.
+
+    `residual_like` returns the epilogue's residual, given the result whose strides it has.
+    """
     operands = present(call.input, call.weight, bias)
     if bias is not None and bias.dtype is not call.input.dtype:
         raise Decline(f"a bias of {bias.dtype} for operands of {call.input.dtype}")
     strides = strides_of(call.shape, call.channels_last(backend))
     (out,) = outputs(operands, [call.shape], [call.input.dtype], outs, strides=strides)
     _decline_if_aten_is_faster(call, out, precision)
+    if residual_like is not None:
+        epilogue = epilogue._replace(residual=residual_like(out))
     run = launch.convolve_transposed if call.transposed else launch.convolve
     bias = bias if bias is None or bias.stride(0) == 1 else bias.contiguous()
     run(volume(call.input), volume(call.weight), bias, volume(out), call.geometry, precision, epilogue)

@@ -2,18 +2,24 @@
 
 import triton
 
-from tritonite.dtypes import FLOATS
+from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.errors import Decline
 from tritonite.ops.convolution.call import Backend, Call, precision, sizes_of
 from tritonite.ops.convolution.compute import forward
-from tritonite.registry import operator
+from tritonite.registry import operator, scalar_kernel
+from tritonite.runtime.contract import empty_strided
 
 
 @triton.jit
 def relu(x):
     """Return the rectified values, and nan for nan."""
     return triton.language.maximum(x, 0.0, propagate_nan=triton.language.PropagateNan.ALL)
+
+
+@scalar_kernel(cast=("alpha",), accepts=FLOATS)
+def _scaled(z, alpha):
+    return z * alpha
 
 
 def _cudnn(self, weight, bias, padding, stride, dilation, groups, transposed=False, output_padding=(0,)):
@@ -45,3 +51,23 @@ def cudnn_convolution_transpose(
 def cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups, outs=()):
     call = _cudnn(self, weight, bias, padding, stride, dilation, groups)
     return forward(call, bias, outs, precision(self.dtype), Backend.Cudnn, Epilogue(relu))
+
+
+@operator(
+    "cudnn_convolution_add_relu",
+    accepts=FLOATS,
+    cuda_only=("cudnn_convolution_add_relu", "cudnn_convolution_add_relu.out"),
+)
+def cudnn_convolution_add_relu(self, weight, z, alpha, bias, stride, padding, dilation, groups, outs=()):
+    """Rectify the convolution plus the bias and alpha z."""
+    call = _cudnn(self, weight, bias, padding, stride, dilation, groups)
+    if z.dtype is not self.dtype or tuple(z.shape) != call.shape:
+        raise Decline(f"an addend of {z.dtype} and shape {tuple(z.shape)} for a result of {self.dtype}, {call.shape}")
+
+    def residual_like(out):
+        scaled = empty_strided(out.shape, out.stride(), opmath(z.dtype), z.device)
+        _scaled.run((z, 1.0 if alpha is None else alpha), (scaled,))
+        return scaled
+
+    epilogue = Epilogue(relu)
+    return forward(call, bias, outs, precision(self.dtype), Backend.Cudnn, epilogue, residual_like)

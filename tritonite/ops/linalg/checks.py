@@ -14,7 +14,9 @@ from tritonite.engine.linalg.table import (
     aten_rotates_faster,
     check_rotated_size,
     check_size,
+    fits_tile,
     linalg_table,
+    panel_columns,
 )
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
@@ -48,6 +50,25 @@ def check_factored(*tensors: torch.Tensor) -> None:
         rows, columns = x.shape[-2:]
         check_size(rows, columns, x.dtype)
         _decline_if_slower(aten_is_faster(rows, columns, math.prod(x.shape[:-2])))
+
+
+def is_blocked(x: torch.Tensor, panels: bool = False) -> bool:
+    """Return whether matrices are divided into blocks, and otherwise check that a program holds one.
+
+    ATen is expected to be faster with blocks, which `faster_only` declines. `panels` have all rows of a matrix.
+    """
+    rows, columns = x.shape[-2:]
+    fits = fits_tile(rows, columns, x.dtype)
+    if fits or (panels and not panel_columns(rows, x.dtype)):
+        check_factored(x)
+        return False
+    decline_if_slower(True)
+    return True
+
+
+def one_batch(x: torch.Tensor) -> torch.Tensor:
+    """Return matrices as a batch of one dimension, a copy where the strides demand it."""
+    return x.unsqueeze(0) if x.dim() == 2 else x.flatten(0, -3)
 
 
 def check_rotated(x: torch.Tensor) -> None:

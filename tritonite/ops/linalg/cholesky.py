@@ -3,12 +3,20 @@
 import torch
 
 from tritonite.dtypes import FULL_FLOATS
-from tritonite.engine.linalg import launch
+from tritonite.engine.linalg import blocked, launch
 from tritonite.engine.linalg.substitution import Sweep
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
-from tritonite.ops.linalg.checks import check_factored, check_matrices, check_solved, matrix_strides, refuse_errors
+from tritonite.ops.linalg.checks import (
+    check_matrices,
+    check_solved,
+    is_blocked,
+    matrix_strides,
+    one_batch,
+    refuse_errors,
+)
 from tritonite.registry import operator
+from tritonite.runtime.contract import empty, empty_strided
 
 
 @operator("linalg_cholesky_ex", accepts=FULL_FLOATS)
@@ -16,10 +24,18 @@ def linalg_cholesky_ex(self, upper=False, check_errors=False, outs=()):
     """Eliminate a column after the other of matrices in registers (Golub and Van Loan, section 4.2)."""
     refuse_errors(check_errors)
     check_matrices(self, square=True)
-    check_factored(self)
+    divided = is_blocked(self)
     shapes, dtypes = [self.shape, self.shape[:-2]], [self.dtype, torch.int32]
     factor, info = outs = outputs((self,), shapes, dtypes, outs, (self,), matrix_strides(self.shape))
-    launch.cholesky(factor, info, self, upper)
+    if not divided:
+        launch.cholesky(factor, info, self, upper)
+        return outs
+    source = one_batch(self)
+    own = empty_strided(source.shape, matrix_strides(source.shape), self.dtype, self.device)
+    codes = empty(source.shape[:1], torch.int32, self.device)
+    blocked.cholesky(own, codes, source.mT if upper else source)
+    factor.copy_((own.mT if upper else own).view(factor.shape))
+    info.copy_(codes.view(info.shape))
     return outs
 
 

@@ -4,7 +4,7 @@ import torch
 
 from tritonite.dtypes import FULL_FLOATS
 from tritonite.engine.iteration import broadcast_shape
-from tritonite.engine.linalg import launch
+from tritonite.engine.linalg import blocked, launch
 from tritonite.engine.linalg.substitution import Sweep
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
@@ -16,7 +16,9 @@ from tritonite.ops.linalg.checks import (
     check_solved,
     check_square,
     fresh_or_given,
+    is_blocked,
     matrix_strides,
+    one_batch,
     refuse_errors,
 )
 from tritonite.registry import operator
@@ -45,11 +47,24 @@ def linalg_lu_factor_ex(A, pivot=True, check_errors=False, outs=()):
     refuse_errors(check_errors)
     _check_pivot(pivot)
     check_matrices(A)
-    check_factored(A)
+    divided = is_blocked(A, panels=True)
     shapes, dtypes = [A.shape, _pivots_of(A), A.shape[:-2]], [A.dtype, torch.int32, torch.int32]
     outs = outputs((A,), shapes, dtypes, outs, (A,), matrix_strides(A.shape))
-    launch.lu(*outs, A, pivot)
+    if divided:
+        _factor_blocked(*outs, A, pivot)
+    else:
+        launch.lu(*outs, A, pivot)
     return outs
+
+
+def _factor_blocked(factors, pivots, info, A, pivot):
+    source = one_batch(A)
+    own = empty_strided(source.shape, matrix_strides(source.shape), A.dtype, A.device)
+    own.copy_(source)
+    swaps, codes = empty(_pivots_of(source), torch.int32, A.device), empty(source.shape[:1], torch.int32, A.device)
+    blocked.lu(own, swaps, codes, pivot)
+    for result, found in ((factors, own), (pivots, swaps), (info, codes)):
+        result.copy_(found.view(result.shape))
 
 
 def _unpacked_shapes(x, unpack_data, unpack_pivots):

@@ -1,8 +1,9 @@
 """Solves of triangular systems."""
 
 from tritonite.dtypes import FULL_FLOATS
-from tritonite.engine.linalg import launch
+from tritonite.engine.linalg import blocked, launch
 from tritonite.engine.linalg.substitution import Sweep
+from tritonite.engine.linalg.table import linalg_table
 from tritonite.engine.movement import move
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
@@ -13,8 +14,10 @@ from tritonite.ops.linalg.checks import (
     check_square,
     fresh_or_given,
     matrix_strides,
+    one_batch,
 )
 from tritonite.registry import operator
+from tritonite.runtime.contract import decline_if_slower, empty_strided
 
 
 def _check(matrices, right, left):
@@ -24,8 +27,23 @@ def _check(matrices, right, left):
     if matrices.shape[-1] != right.shape[-2 if left else -1]:
         raise Decline(f"triangles of shape {tuple(matrices.shape)} for right-hand sides of shape {tuple(right.shape)}")
     matrices, right = broadcast_batch(matrices, right)
-    check_solved(right if left else right.mT)
+    rows = right.shape[-2 if left else -1]
+    if rows <= linalg_table().largest:
+        check_solved(right if left else right.mT)
+    else:
+        decline_if_slower(True)
     return matrices, right
+
+
+def _solve(out, right, matrices, sweep):
+    """Substitute in one launch, or by blocks where a triangle exceeds a program's rows."""
+    if out.shape[-2] <= linalg_table().largest:
+        launch.solve(out, right, matrices, (sweep,))
+        return
+    given, triangles = one_batch(right), one_batch(matrices)
+    own = empty_strided(given.shape, matrix_strides(given.shape), out.dtype, out.device)
+    blocked.solve_triangle(own, given, triangles, sweep)
+    out.copy_(own.view(out.shape))
 
 
 @operator("linalg_solve_triangular", accepts=FULL_FLOATS)
@@ -36,7 +54,7 @@ def linalg_solve_triangular(self, B, upper, left=True, unitriangular=False, outs
     (out,) = given
     if not left:
         matrices, right, out = matrices.mT, right.mT, out.mT
-    launch.solve(out, right, matrices, (Sweep(upper != left, unitriangular),))
+    _solve(out, right, matrices, Sweep(upper != left, unitriangular))
     return given
 
 
@@ -48,6 +66,6 @@ def triangular_solve(self, A, upper=True, transpose=False, unitriangular=False, 
     strides = [matrix_strides(x) for x in shapes]
     outs = fresh_or_given((self, A), shapes, dtypes, outs, strides)
     triangle = matrices.mT if transpose else matrices
-    launch.solve(outs[0], right, triangle, (Sweep(upper == transpose, unitriangular),))
+    _solve(outs[0], right, triangle, Sweep(upper == transpose, unitriangular))
     move(matrices, outs[1])
     return outs

@@ -47,6 +47,11 @@ def inverse_power(state, count, ord):
     return libdevice.pow(state, tl.broadcast_to((1.0 / ord).to(state.dtype), state.shape))
 
 
+@triton.jit
+def _sum_alone(state, count, ord):
+    return state
+
+
 _NORMS = {
     0.0: Reduction((0.0,), _one_if_nonzero, add_states, only),
     1.0: Reduction((0.0,), absolute, add_states, only),
@@ -55,6 +60,9 @@ _NORMS = {
     -math.inf: Reduction((math.inf,), absolute, minimum_nan, only),
 }
 _any_norm = Reduction((0.0,), power, add_states, inverse_power, parametric=True)
+# Sums of powers, of which norms are the roots.
+_POWER_SUMS = {0.0: _NORMS[0.0], 1.0: _NORMS[1.0], 2.0: Reduction((0.0,), square, add_states, only)}
+_any_power_sum = Reduction((0.0,), power, add_states, _sum_alone, parametric=True)
 
 
 def norm_of(self, ord, dtype, one_element):
@@ -87,3 +95,16 @@ def linalg_vector_norm(self, ord=2, dim=None, keepdim=False, dtype=None, outs=()
 @operator("norm", accepts=FLOATS, pin=("p",))
 def norm(self, p=2, dim=None, keepdim=False, dtype=None, outs=()):
     return _vector_norm(self, 2 if p is None else p, dim, keepdim, dtype, outs)
+
+
+@operator("linalg__powsum", accepts=FLOATS, pin=("ord",))
+def linalg__powsum(self, ord=2, dim=None, keepdim=False, dtype=None, outs=()):
+    """Sum absolute values to the power of `ord`; a norm is a root of such sums of its shards."""
+    dtype = dtype or self.dtype
+    if dtype not in FLOATS or self.dtype not in FLOATS or torch.promote_types(dtype, self.dtype) is not dtype:
+        raise Decline(f"dtype {dtype} for a tensor of {self.dtype}; a floating-point dtype as wide is served")
+    if isinstance(ord, complex) or math.isnan(ord):
+        raise Decline(f"ord is {ord}; it has to be real and not nan")
+    reduction = _POWER_SUMS.get(float(ord), _any_power_sum)
+    numbers = (float(ord),) if reduction is _any_power_sum else ()
+    return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype), numbers=numbers)

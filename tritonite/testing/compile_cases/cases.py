@@ -92,6 +92,43 @@ def launches(call: Callable[..., Any], arguments: tuple[Any, ...], **record: Any
     return found
 
 
+def unit_strides(specialization: Specialization) -> Iterator[Specialization]:
+    """Yield a kernel's specialisations in which one number of its tuples of strides after another is 1.
+
+    Triton makes a constant of such a number, which lacks the type that its loops or functions may need. Sizes of a
+    collapsed batch are never 1.
+    """
+    signature = specialization.signature
+    for i, (name, kinds) in enumerate(signature.items()):
+        if not isinstance(kinds, tuple) or name == "sizes":
+            continue
+        for path in _numbers(kinds, (i,)):
+            yield dataclasses.replace(
+                specialization,
+                signature=signature | {name: _with_constant(kinds, path[1:])},
+                constants=dict(sorted({**specialization.constants, path: 1}.items())),
+                attributes={at: what for at, what in specialization.attributes.items() if at != path},
+                compiled={},
+            )
+
+
+def _numbers(kinds: tuple[Any, ...], path: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the paths of integers in nested tuples of Triton's types."""
+    for i, kind in enumerate(kinds):
+        if isinstance(kind, tuple):
+            yield from _numbers(kind, (*path, i))
+        elif kind in ("i32", "i64"):
+            yield (*path, i)
+
+
+def _with_constant(kinds: tuple[Any, ...], path: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return nested tuples of Triton's types with a constant at a path."""
+    first, *rest = path
+    changed = _with_constant(kinds[first], tuple(rest)) if rest else "constexpr"
+    values = [*kinds[:first], changed, *kinds[first + 1 :]]
+    return type(kinds)(*values) if hasattr(kinds, "_fields") else tuple(values)
+
+
 # Elements of inputs that are large enough to be counted, searched or copied in shared memory.
 LARGE = 2**22
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tritonite import registry
-from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, launches
+from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, launches, unit_strides
 
 
 def _calls(real: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -36,6 +36,16 @@ def transforms(full: bool) -> Iterator[Case]:
     for name, arguments in _longest() if full else ():
         for specialization in launches(registry.overloads()[name], arguments):
             yield Case(f"{name} longest {arguments[0].dtype}", specialization, ("sm_90", "sm_100"), True)
+
+
+@compile_cases("fft")
+def strides_of_one(full: bool) -> Iterator[Case]:
+    """Each number among strides, steps and sizes equal to 1 in turn, in one pass and in two, over a batch of two."""
+    for length in (12, 2**14):
+        x = torch.empty(2, 3, length + 1, dtype=torch.complex64)[..., :length].transpose(0, 1)
+        for specialization in launches(registry.overloads()["_fft_c2c"], (x, [2], 0, True)):
+            for i, variant in enumerate(unit_strides(specialization)):
+                yield Case(f"_fft_c2c of {length} with number {i} of 1", variant, ("sm_90",))
 
 
 def _longest() -> Iterator[tuple[str, tuple[Any, ...]]]:

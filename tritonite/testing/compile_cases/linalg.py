@@ -9,25 +9,27 @@ from typing import Any
 import torch
 
 from tritonite import registry
-from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, launches
+from tritonite.runtime.launch import Specialization
+from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, launches, unit_strides
 
 _SIDES, _DTYPES = (3, 16, 64, 128), (torch.float32, torch.float64)
 
 
-def _calls(dtype: torch.dtype, n: int) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+def _calls(x: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     """Yield calls of a batch of square matrices, which launch each kernel."""
-    x = torch.empty(100, n, n, dtype=dtype)
     yield "linalg_cholesky_ex", (x,), {}
     yield "_cholesky_solve_helper", (x, x, False), {}
     yield "linalg_solve_triangular", (x, x), {"upper": True, "left": False}
     yield "linalg_lu", (x,), {}
     yield "_linalg_slogdet", (x,), {}
-    pivots = torch.empty(100, n, dtype=torch.int32)
+    pivots = torch.empty(x.shape[:-1], dtype=torch.int32)
     yield "linalg_lu_solve", (x, pivots, x), {}
     yield "linalg_lu_solve", (x, pivots, x), {"adjoint": True}
     yield "linalg_inv_ex", (x,), {}
+    yield "linalg_ldl_factor_ex", (x,), {}
+    yield "linalg_ldl_solve", (x, pivots, x), {}
     yield "linalg_qr", (x,), {}
-    rotated = x[:, :64, :64]
+    rotated = x[..., :64, :64]
     yield "_linalg_eigh", (rotated,), {}
     yield "_linalg_eigh", (rotated, "U", False), {}
     yield "_linalg_svd", (rotated, True), {}
@@ -39,8 +41,41 @@ def _calls(dtype: torch.dtype, n: int) -> Iterator[tuple[str, tuple[Any, ...], d
 def linalg(full: bool) -> Iterator[Case]:
     """Tiles of several matrices in a warp, of a matrix in a warp, and of a matrix in as many warps as a program has."""
     for dtype, n in itertools.product(_DTYPES, _SIDES) if full else ((torch.float32, 128), (torch.float64, 64)):
-        for name, arguments, named in _calls(dtype, min(n, 64) if dtype is torch.float64 else n):
-            op = registry.overloads()[name]
-            for specialization in launches(lambda *given, op=op, named=named: op(*given, **named), arguments):
-                targets = tuple(TARGETS) if full else ("sm_90",)
-                yield Case(f"{name} {dtype} of {n} by {n}", specialization, targets)
+        side = min(n, 64) if dtype is torch.float64 else n
+        for label, specialization in _launched(torch.empty(100, side, side, dtype=dtype)):
+            yield Case(f"{label} {dtype} of {n} by {n}", specialization, tuple(TARGETS) if full else ("sm_90",))
+
+
+@compile_cases("linalg")
+def blocks(full: bool) -> Iterator[Case]:
+    """The launches of matrices that are divided into blocks: factors of a panel, row exchanges, codes."""
+    for dtype in _DTYPES[: 1 + full]:
+        x = torch.empty(2, 300, 300, dtype=dtype)
+        for name in ("linalg_cholesky_ex", "linalg_lu_factor_ex"):
+            met = set()
+            for specialization in launches(registry.overloads()[name], (x,)):
+                module = specialization.kernel.__module__
+                if "linalg" in module and specialization.kernel not in met:
+                    met.add(specialization.kernel)
+                    targets = tuple(TARGETS) if full else ("sm_90",)
+                    yield Case(f"{name} {dtype} in blocks", specialization, targets)
+
+
+@compile_cases("linalg")
+def strides_of_one(full: bool) -> Iterator[Case]:
+    """Each kernel with one stride after another equal to 1, for matrices whose batch has two strides."""
+    for label, specialization in _launched(torch.empty(20, 5, 3, 3).transpose(0, 1)):
+        for i, variant in enumerate(unit_strides(specialization)):
+            yield Case(f"{label} with stride {i} of 1", variant, ("sm_90",))
+
+
+def _launched(x: torch.Tensor) -> Iterator[tuple[str, Specialization]]:
+    """Yield the kernels of `_calls` once each."""
+    met = []
+    for name, arguments, named in _calls(x):
+        op = registry.overloads()[name]
+        for specialization in launches(lambda *given, op=op, named=named: op(*given, **named), arguments):
+            key = specialization.kernel, specialization.signature, specialization.constants
+            if key not in met:
+                met.append(key)
+                yield name, specialization

@@ -77,6 +77,23 @@ def int4_products(full: bool) -> Iterator[Case]:
 
 
 @compile_cases("quantized")
+def int4_words(full: bool) -> Iterator[Case]:
+    """Products of weights packed for tensor cores by every tile, whole and split K, and the packing."""
+    launch, convert = [registry.overloads()[n] for n in ("_weight_int4pack_mm", "_convert_weight_to_int4pack")]
+    for kind, names in KINDS.items():
+        table = QUANTIZED[kind]
+        for i, config in enumerate((*table.int4_few, *table.int4)):
+            for group, words in itertools.product((32, 128), (1, 2, 4)) if full else ((128, 1 << i % 3), (32, 4)):
+                weight = torch.empty(64, 512 // (32 * words), 32, words, dtype=torch.int32)
+                pairs = torch.empty(512 // group, 512, 2, dtype=torch.bfloat16)
+                with mock.patch.object(select, "of_tables", lambda *_, c=config, i=i: c._replace(splits=1 + i % 2)):
+                    found = launches(launch, (torch.empty(256, 512, dtype=torch.bfloat16), weight, group, pairs))
+                yield Case(f"{config} of {words} words, groups of {group}", found[0], names if full else names[:1])
+    for specialization in launches(convert, (torch.empty(64, 256, dtype=torch.uint8), 8)):
+        yield Case("words of a weight", specialization, tuple(TARGETS) if full else ("sm_90",))
+
+
+@compile_cases("quantized")
 def int8_weights(full: bool) -> Iterator[Case]:
     """Products of floats and int8 weights by every tile of 4-bit weights, whole and split K."""
     launch = registry.overloads()["_weight_int8pack_mm"]

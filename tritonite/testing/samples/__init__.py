@@ -31,7 +31,7 @@ from tritonite.testing.samples.facts import (
 from tritonite.testing.samples.generate import Sample, calls, samples, values
 
 # A family's module adds its samples when it is imported; schemas say all of a family without one.
-for _family in (*FAMILIES, "fused", "linalg_eigen"):
+for _family in (*FAMILIES, "fused", "linalg_eigen", "linalg_ldl", "linalg_least_squares"):
     if importlib.util.find_spec(f"{__name__}.{_family}"):
         importlib.import_module(f"{__name__}.{_family}")
 

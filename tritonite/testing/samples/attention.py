@@ -93,10 +93,15 @@ def _rows_before_heads(tensor: torch.Tensor) -> torch.Tensor:
 
 _CPU, _FLASH = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"
 _EFFICIENT, _CUDNN = "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"
+_CUDNN_ROWS = "_cudnn_attention"
 _FLASH_ROWS, _EFFICIENT_ROWS = "_flash_attention", "_efficient_attention"
 _PACKETS = {
     *(f"{name}{suffix}" for name in (_CPU, _FLASH, _EFFICIENT, _CUDNN) for suffix in ("", "_backward")),
-    *(f"{name}{suffix}" for name in (_FLASH_ROWS, _EFFICIENT_ROWS) for suffix in ("_forward", "_backward")),
+    *(
+        f"{name}{suffix}"
+        for name in (_FLASH_ROWS, _EFFICIENT_ROWS, _CUDNN_ROWS)
+        for suffix in ("_forward", "_backward")
+    ),
 }
 facts.terms(*_PACKETS)(terms_of_products)
 # Probabilities are rounded before they are multiplied by values.
@@ -109,7 +114,7 @@ def _grouped(tensors: facts.Tensors) -> dict[str, Any] | None:
     return _operands(tensors, 2, biased=True)
 
 
-@facts.arguments(_CUDNN, f"{_CUDNN}_backward")
+@facts.arguments(_CUDNN, f"{_CUDNN}_backward", f"{_CUDNN_ROWS}_forward", f"{_CUDNN_ROWS}_backward")
 def _grouped_16_bit(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return arguments for cuDNN, whose logarithms have a last dimension of 1."""
     converted = _as_16_bit(tensors)
@@ -204,7 +209,7 @@ def _efficient_of_rows(tensors: facts.Tensors) -> dict[str, Any] | None:
     return given | state | {"out": given["out"].contiguous(), "logsumexp": padded}
 
 
-facts.ZERO_SIGN_OF_ROUNDOFF |= {f"{name}_backward" for name in (_FLASH_ROWS, _EFFICIENT_ROWS)}
+facts.ZERO_SIGN_OF_ROUNDOFF |= {f"{name}_backward" for name in (_FLASH_ROWS, _EFFICIENT_ROWS, _CUDNN_ROWS)}
 facts.ZERO_SIGN_OF_ROUNDOFF |= {f"{name}_backward" for name in (_CPU, _FLASH, _EFFICIENT, _CUDNN)}
 
 
@@ -278,6 +283,11 @@ def _cudnn(
 ) -> Any:
     out, logarithms = _attended(query, key, value, bias, causal, False, scale)
     return out, logarithms[..., None] if log else None, *[None] * 7
+
+
+def _cudnn_rows(query: Any, key: Any, value: Any, bias: Any, *rest: Any, scale: Any = None) -> Any:
+    log, causal = rest[4], rest[6] if len(rest) > 6 else False
+    return _cudnn(query, key, value, bias, log, 0, causal, scale=scale)
 
 
 def _gradients(bias: int, causal: int, last: bool, mask: int = 0) -> Any:
@@ -380,11 +390,12 @@ facts.REFERENCES |= {
 }
 # ATen has no attention in float64 on GPUs.
 facts.REFERENCES[f"{_CPU}_backward"] = _gradients_of_cpu
-facts.REFERENCES |= {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn}
+facts.REFERENCES |= {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn, f"{_CUDNN_ROWS}_forward": _cudnn_rows}
 facts.REFERENCES |= {
     f"{_FLASH}_backward": _gradients(0, 11, True),
     f"{_EFFICIENT}_backward": _gradients(4, 11, False, mask=10),
     f"{_CUDNN}_backward": _gradients(8, 14, False),
+    f"{_CUDNN_ROWS}_backward": _gradients(8, 14, False),
 }
 
 
@@ -494,7 +505,10 @@ def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
 _OF_CUDA = (_FLASH, _EFFICIENT, _CUDNN)
 
 
-@facts.drawn(*_OF_CUDA, *[f"{name}_backward" for name in _OF_CUDA])
+@facts.drawn(
+    *(*_OF_CUDA, *[f"{name}_backward" for name in _OF_CUDA]),
+    *(f"{_CUDNN_ROWS}_forward", f"{_CUDNN_ROWS}_backward"),
+)
 def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return matching operands for ATen's operators on CUDA, without dropout; arguments tell which operator it is."""
     efficient = "grad_input_mask" in arguments or ("attn_bias" in arguments and "return_debug_mask" not in arguments)
@@ -514,8 +528,9 @@ def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
     given |= {"query": query, "key": key, "value": value, "is_causal": causal, "dropout_p": 0.0}
     given |= {"attn_bias": bias.contiguous() if bias is not None else None} if biased else {}
     given |= {"return_debug_mask": False} if "return_debug_mask" in given else {}
+    whole = {"cum_seq_q": None, "cum_seq_k": None, "max_q": query.shape[2], "max_k": key.shape[2]}
     if "logsumexp" not in given:
-        return given
+        return given | {name: value for name, value in whole.items() if name in given}
     if not efficient and given["scale"] <= 0:
         # FlashAttention and cuDNN have nan gradients for such scales.
         given["scale"] = _SCALE
@@ -532,7 +547,7 @@ def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
     given |= {"philox_seed": state, "philox_offset": state}
     if efficient:
         return given | {"grad_input_mask": [True, True, True, bias is not None]}
-    return given | {"cum_seq_q": None, "cum_seq_k": None, "max_q": query.shape[2], "max_k": key.shape[2]}
+    return given | whole
 
 
 @facts.drawn(*[f"{name}_{way}" for name in (_FLASH_ROWS, _EFFICIENT_ROWS) for way in ("forward", "backward")])
@@ -545,3 +560,22 @@ def _consistent_rows(arguments: dict[str, Any]) -> dict[str, Any]:
     given = make([x.view(3, 4, 5), x.flip(0)] if wide else [x.view(6, 10), x.flip(0)])
     assert given is not None
     return {name: given.get(name, value) for name, value in arguments.items()}
+
+
+@facts.arguments("_transform_bias_rescale_qkv")
+def _projections(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return projections to three times two heads of four elements, and their bias."""
+    x = tensors[0].flatten()
+    if not x.numel():
+        return None
+    whole = x.repeat(288)[:288].view(24, 12).t() if x.numel() % 2 else x.repeat(288)[:288].view(12, 24)
+    return {"qkv": whole.unflatten(0, (3, 4)), "qkv_bias": x.repeat(24)[:24], "num_heads": 2}
+
+
+@facts.drawn("_transform_bias_rescale_qkv")
+def _fitting_projections(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return projections that fit each other: ATen reads beyond the memory of others."""
+    x = arguments["qkv"]
+    if not isinstance(x, torch.Tensor) or x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x = torch.ones(3)
+    return arguments | (_projections([x]) or _projections([x.new_ones(3)]) or {})

@@ -19,7 +19,7 @@ _WHOLE = ("convolution", "_convolution", "convolution_backward")
 _IMAGES = ("_slow_conv2d_forward", "_slow_conv2d_backward", "slow_conv_dilated2d")
 _VOLUMES = ("slow_conv3d_forward", "slow_conv_dilated3d")
 _TRANSPOSED = ("slow_conv_transpose2d", "slow_conv_transpose3d", "cudnn_convolution_transpose")
-_CUDNN = ("cudnn_convolution", "cudnn_convolution_relu")
+_CUDNN = ("cudnn_convolution", "cudnn_convolution_relu", "cudnn_convolution_add_relu")
 PACKETS = (*_WHOLE, *_IMAGES, *_VOLUMES, *_TRANSPOSED, *_CUDNN)
 # Libraries differ in whether a sum begins with 0 or with the first product.
 facts.ZERO_SIGN_OF_ROUNDOFF |= {*PACKETS, "conv_tbc"}
@@ -130,9 +130,21 @@ def _convolution_relu(
 facts.REFERENCES["cudnn_convolution_relu"] = _convolution_relu
 
 
+def _convolution_add_relu(
+    x: torch.Tensor, weight: torch.Tensor, z: torch.Tensor, alpha: Any, bias: Any, stride: Any, *steps: Any
+) -> torch.Tensor:
+    padding, dilation, groups = steps
+    sums = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * (x.dim() - 2), groups)
+    return (sums + z * (1 if alpha is None else alpha)).relu()
+
+
+facts.REFERENCES["cudnn_convolution_add_relu"] = _convolution_add_relu
+
+
 @facts.arguments(*_CUDNN)
 def _of_images(tensors: facts.Tensors) -> dict[str, Any] | None:
-    return _call(tensors, max(2, tensors[0].dim() - 2))
+    given = _call(tensors, max(2, tensors[0].dim() - 2))
+    return None if given is None else given | {"z": given["grad_output"], "alpha": None if given["groups"] > 1 else 0.5}
 
 
 @facts.arguments(*_IMAGES)

@@ -1,4 +1,4 @@
-"""Products of floats and a weight of 8-bit integers."""
+"""Products of floats and a weight of 8-bit or packed 4-bit integers."""
 
 from __future__ import annotations
 
@@ -54,3 +54,64 @@ def _fitting(arguments: dict[str, Any]) -> dict[str, Any]:
     if not x.numel():
         return arguments | {"self": x.new_empty(0, 3, 3)}
     return arguments | dict(zip(("self", "mat2", "scales"), _operands(x, min(8, x.numel())), strict=True))
+
+
+_WORDS, _CONVERT = "_weight_int4pack_mm", "_convert_weight_to_int4pack"
+facts.ZERO_SIGN_OF_ROUNDOFF.add(_WORDS)
+facts.terms(_WORDS)(_terms)
+
+
+def _packed(x: torch.Tensor) -> dict[str, Any]:
+    """Return a product of 64 numbers along K by 16 rows of a weight, in two groups, and bytes to pack."""
+    values = x.flatten().double().nan_to_num(1, 2, -2).clamp(-3, 3)
+    values = values.repeat(1024 // values.numel() + 1)[:1024].bfloat16()
+    words = (values[:128].float() * 7e8).to(torch.int32).view(2, 2, 32, 1)
+    pairs = values[: 2 * 16 * 2].view(2, 16, 2) / 8
+    given = {"mat2": words, "qGroupSize": 32, "qScaleAndZeros": pairs, "innerKTiles": 2}
+    rows = x.shape[0] % 8 + 1 if x.dim() else 1
+    return given | {"self": values[: 64 * rows].view(rows, 64)}
+
+
+@facts.arguments(_WORDS)
+def _of_words(tensors: facts.Tensors) -> dict[str, Any] | None:
+    return _packed(tensors[0]) if tensors[0].numel() and not tensors[0].is_complex() else None
+
+
+@facts.arguments(_CONVERT)
+def _of_bytes(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = tensors[0]
+    if not x.numel() or x.is_complex():
+        return None
+    values = x.flatten().double().nan_to_num(1, 2, -2).clamp(-3, 3).repeat(640)[:640]
+    return {"self": (values * 40 + 128).to(torch.uint8).view(20, 32), "innerKTiles": 4}
+
+
+@facts.drawn(_WORDS)
+def _fitting_words(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return operands that fit each other: ATen reads beyond the memory of others."""
+    x = arguments["self"]
+    usable = isinstance(x, torch.Tensor) and x.numel() and not x.is_complex()
+    given = _packed(x if usable else torch.ones(3))
+    return arguments | {name: value for name, value in given.items() if name in arguments}
+
+
+@facts.drawn(_CONVERT)
+def _fitting_bytes(arguments: dict[str, Any]) -> dict[str, Any]:
+    x = arguments["self"]
+    usable = isinstance(x, torch.Tensor) and x.numel() and not x.is_complex()
+    return arguments | (_of_bytes([x if usable else torch.ones(3)]) or {})
+
+
+def _product_of_words(self: torch.Tensor, mat2: torch.Tensor, group: int, pairs: torch.Tensor) -> torch.Tensor:
+    """Unpack the words, and multiply in float64 by numbers that are rounded to bfloat16."""
+    tiles, outer, _, words = mat2.shape
+    s = torch.arange(8, device=mat2.device)
+    numbers = mat2[..., None] >> 4 * s & 0xF
+    # (tile, outer, row, lane, word, parity, byte) to (tile, row, outer, word, byte, lane, parity).
+    numbers = numbers.view(tiles, outer, 8, 4, words, 2, 4).permute(0, 2, 1, 4, 6, 3, 5).reshape(8 * tiles, -1)
+    scale, zero = [pairs[..., i].t().repeat_interleave(group, 1).double() for i in range(2)]
+    weight = ((numbers.double() - 8) * scale + zero).bfloat16().double()
+    return self.double() @ weight.T
+
+
+facts.REFERENCES[_WORDS] = _product_of_words

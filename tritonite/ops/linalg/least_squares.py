@@ -1,0 +1,85 @@
+"""Least squares by QR factorisation, for matrices of full rank."""
+
+import torch
+
+from tritonite.dtypes import FULL_FLOATS
+from tritonite.engine.iteration import contiguous_strides
+from tritonite.engine.linalg import launch
+from tritonite.engine.linalg.substitution import Sweep
+from tritonite.engine.movement import fill_zero
+from tritonite.engine.rows.declare import Reduction
+from tritonite.engine.rows.formulas import add_states
+from tritonite.errors import Decline
+from tritonite.ops import aten
+from tritonite.ops.linalg.checks import check_factored, check_matrices, matrix_strides
+from tritonite.ops.reduction.norms import square
+from tritonite.ops.reduction.sums import only
+from tritonite.registry import exclude, operator
+from tritonite.runtime.contract import empty, empty_strided
+
+exclude("linalg_lstsq.out", "ATen resizes the solution to the larger side's rows, and returns a part of that memory")
+_SQUARES = Reduction((0.0,), square, add_states, only)
+
+
+def _results(A, right, vector):
+    """Return results of ATen's shapes; a fresh solution is a part of a matrix of the larger side's rows."""
+    *batch, rows, columns = A.shape
+    has_residuals = rows > columns
+    shapes = [(*batch, columns, right.shape[-1]), (*batch, right.shape[-1]) if has_residuals else (0,), (0,), (0,)]
+    dtypes = [A.dtype, A.dtype, torch.int64, A.dtype]
+    whole = (*batch, max(rows, columns), right.shape[-1])
+    solution = empty_strided(whole, matrix_strides(whole), A.dtype, A.device)[..., :columns, :]
+    others = [
+        empty_strided(shape, contiguous_strides(shape), dtype, A.device)
+        for shape, dtype in zip(shapes[1:], dtypes[1:], strict=True)
+    ]
+    return [solution.squeeze(-1) if vector else solution, *others]
+
+
+def _tall(solution, residuals, A, right):
+    """Solve R x = Q^T b, of which the rest of rows are the residuals."""
+    *batch, rows, columns = A.shape
+    packed = empty_strided(A.shape, matrix_strides(A.shape), A.dtype, A.device)
+    taus = empty((*batch, columns), A.dtype, A.device)
+    launch.qr(packed, taus, None, A)
+    rotated = empty_strided(right.shape, matrix_strides(right.shape), A.dtype, A.device)
+    launch.reflect(rotated, right, packed, taus, True)
+    launch.solve(solution, rotated[..., :columns, :], packed[..., :columns, :], (Sweep(False, unit=False),))
+    if rows > columns:
+        _SQUARES.run((rotated[..., columns:, :],), (A.dim() - 2,), (residuals,), A.dtype)
+
+
+def _wide(solution, A, right):
+    """Return the shortest solution: Q z of A^T = Q R, where R^T z = b."""
+    *batch, rows, _ = A.shape
+    source = A.mT
+    packed = empty_strided(source.shape, matrix_strides(source.shape), A.dtype, A.device)
+    taus = empty((*batch, rows), A.dtype, A.device)
+    launch.qr(packed, taus, None, source)
+    padded = empty_strided(solution.shape, matrix_strides(solution.shape), A.dtype, A.device)
+    fill_zero(padded)
+    lower = packed[..., :rows, :].mT
+    launch.solve(padded[..., :rows, :], right, lower, (Sweep(True, unit=False),))
+    launch.reflect(solution, padded, packed, taus, False)
+
+
+@operator("linalg_lstsq", accepts=FULL_FLOATS)
+def linalg_lstsq(self, b, rcond=None, driver=None, outs=()):
+    """Factor the matrices, or the transpose of wide ones (Golub and Van Loan, sections 5.3.2 and 5.6.2)."""
+    A = self
+    if driver != "gels" and (driver is not None or aten.on_cpu()):
+        raise Decline(f"driver {driver!r}; 'gels' is served, for matrices of full rank")
+    check_matrices(A)
+    vector = b.dim() == A.dim() - 1 and b.shape == A.shape[:-1]
+    right = b.unsqueeze(-1) if vector else b
+    check_matrices(right, A)
+    if right.shape[:-1] != A.shape[:-1] or not A.numel() or not right.numel():
+        raise Decline(f"matrices of shape {tuple(A.shape)} for right-hand sides of shape {tuple(b.shape)}")
+    check_factored(A)
+    outs = _results(A, right, vector)
+    solution = outs[0].unsqueeze(-1) if vector else outs[0]
+    if A.shape[-2] >= A.shape[-1]:
+        _tall(solution, outs[1], A, right)
+    else:
+        _wide(solution, A, right)
+    return outs
