@@ -1,4 +1,4 @@
-"""Further models of text, of pictures with text, and of sound: a tiny size, and a size for a GPU, with random weights."""
+"""Further models of text, images with text, and sound, with random weights: a tiny size, and a size for a GPU."""
 
 from __future__ import annotations
 
