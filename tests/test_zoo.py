@@ -1,4 +1,4 @@
-"""The zoo of models at its tiny sizes: results and all gradients are ATen's, and what ATen serves is known by overload."""
+"""The zoo of models at its tiny sizes: results and all gradients are ATen's, and what ATen serves is listed."""
 
 import pytest
 import torch

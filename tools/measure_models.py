@@ -3,8 +3,8 @@
     python tools/measure_models.py [--json FILE] [--new-tokens 64] [--rounds 5] [--prompts 8]
 
 Answers are greedy, in float32 and bfloat16, by ATen and by Tritonite. Speeds are tokens a second of generation in
-bfloat16 at batch 1 and 32, by ATen, by Tritonite, and by Tritonite with a patched model. In the interpreter only answers
-are measured.
+bfloat16 at batch 1 and 32, by ATen, by Tritonite, and by Tritonite with a patched model. In the interpreter only
+answers are measured.
 """
 
 from __future__ import annotations

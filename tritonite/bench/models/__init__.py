@@ -15,6 +15,7 @@ from tritonite.bench.models.catalog import ModelCase as ModelCase
 from tritonite.bench.models.catalog import phases as phases
 from tritonite.bench.models.catalog import zoo as zoo
 from tritonite.bench.models.passes import MINIMUM_SIMILARITY as MINIMUM_SIMILARITY
+from tritonite.bench.models.passes import agreements as agreements
 from tritonite.bench.models.passes import measure as measure
 from tritonite.bench.models.workload import Phase as Phase
 from tritonite.bench.models.workload import Workload as Workload

@@ -59,8 +59,23 @@ def measure(
                 yield dataclasses.replace(result, **_profiled(ways))
 
 
+def agreements(case: ModelCase, providers: Sequence[Provider]) -> Iterator[ModelResult]:
+    """Check the passes of a model without timing them.
+
+    Yields a ModelResult for each pass, with the similarities of results, the shares of calls that kernels serve, and
+    the calls that ATen serves with the first provider after ATen; or with a failure.
+    """
+    for ways in _ways(case, providers):
+        result = _timed(case, ways, 0)
+        if not result.failure:
+            reports = {each.name: _calls(phase, each) for each, phase in list(ways.items())[1:]}
+            shares = {name: _share(report) for name, report in reports.items()}
+            result = dataclasses.replace(result, call_shares=shares, unserved=_unserved(next(iter(reports.values()))))
+        yield result
+
+
 def _ways(case: ModelCase, providers: Sequence[Provider]) -> list[Ways]:
-    # A model for each form, with the same weights.
+    """Return each phase as each provider runs it, on a model for each form with the same weights."""
     forms = {each.form: dataclasses.replace(case.workload, form=each.form) for each in providers}
     made = {form: phases(case.name, workload, case.train) for form, workload in forms.items()}
     return [
@@ -74,12 +89,12 @@ def _ways(case: ModelCase, providers: Sequence[Provider]) -> list[Ways]:
 
 
 def _timed(case: ModelCase, ways: Ways, rounds: int) -> ModelResult:
-    """Return the times of a pass; its failure if a provider's results differ from ATen's."""
+    """Return the times of a pass, none for 0 rounds; its failure if a provider's results differ from ATen's."""
     phase, times, host_times, failure = next(iter(ways.values())), dict[str, Timing](), dict[str, Timing](), ""
     similarities: dict[str, float] = {}
     try:
         similarities = _check(f"{case.title} {phase.name}, {case.dtype}", ways, MINIMUM_SIMILARITY[case.workload.dtype])
-        times, host_times = _times(ways, rounds)
+        times, host_times = _times(ways, rounds) if rounds else ({}, {})
     except WrongAnswer as error:
         failure = str(error)
     return ModelResult(
