@@ -2,9 +2,10 @@
 
     python tools/check_zoo.py [--json FILE] [MODEL ...]
 
-Results and all gradients are compared in float32, at the tiny sizes in the interpreter. On a GPU
-`tritonite bench --zoo all --batch 8 --provider patched --provider compiled --json docs/benchmarks/zoo.json` measures the
-full sizes, with times.
+Results and all gradients are compared in float32, at the tiny sizes in the interpreter. Full sizes are measured on a
+GPU, with times, by
+
+    tritonite bench --zoo all --batch 8 --provider patched --provider compiled --json docs/benchmarks/zoo.json
 """
 
 from __future__ import annotations
