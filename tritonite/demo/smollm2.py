@@ -135,8 +135,8 @@ def answer(
             found = generate(model, ids, new_tokens)
             own = model(whole, logits_to_keep=expected.shape[1]).logits
     least = torch.nn.functional.cosine_similarity(own.double(), logits.double(), -1).min()
-    texts = (tokenizer.decode(each[0], skip_special_tokens=True) for each in (expected, found))
-    return Answer(prompt, *texts, expected.shape[1], agreed(found[0], expected[0]), float(least))
+    aten, own_text = (tokenizer.decode(each[0], skip_special_tokens=True) for each in (expected, found))
+    return Answer(prompt, aten, own_text, expected.shape[1], agreed(found[0], expected[0]), float(least))
 
 
 def agreed(found: torch.Tensor, expected: torch.Tensor) -> int:
