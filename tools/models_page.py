@@ -79,6 +79,9 @@ def _zoo(run: Run | None) -> str:
             "These are tiny sizes in Triton's interpreter: they show which calls kernels serve and that results agree. "
             "Device time and speeds are not measured yet: they need a GPU.\n\n"
         )
+    absent = [name for name in models.ZOOS["all"] if name not in {each.model.split()[0] for each in run.models}]
+    if absent:
+        text += f"Not measured yet: {', '.join(absent)}.\n\n"
     shown = {name: title for name, title in PROVIDERS.items() if any(name in each.similarities for each in run.models)}
     head = ["model", "pass", *(f"similarity, {title}" for title in shown.values()), "calls served"]
     if not machine.interpreted:
