@@ -12,7 +12,7 @@ from tritonite.testing.tolerances import RTOL
 
 pytest.importorskip("transformers")
 
-STEPS = 12 if FULL else 3
+STEPS = 12 if FULL else 2
 SUBJECTS = ("the food", "this film", "her song", "our journey")
 PRAISE = ("was wonderful", "made us happy")
 BLAME = ("was terrible", "made us angry")
