@@ -10,7 +10,7 @@ CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py s
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-targets test-full test-wheel test-gpu bench test-native-asan test-native-tsan test-versions check docs format clean
+.PHONY: demo test test-targets test-full test-wheel test-gpu bench bench-models test-native-asan test-native-tsan test-versions check docs format clean
 
 $(VENV)/base: constraints.txt pyproject.toml
 	@echo "making $(VENV) (downloading PyTorch and Triton takes a few minutes)"
@@ -73,6 +73,12 @@ bench:
 		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py && PYTHONPATH=. $(PYTHON) tools/readme_tables.py && \
 		PYTHONPATH=. $(PYTHON) tools/slower_operators.py
 
+# Needs a GPU, diffusers, and the packages that `tritonite demo --model llama` names. Writes docs/models.md and its results.
+bench-models:
+	@PYTHONPATH=. $(PYTHON) tools/measure_models.py && \
+		PYTHONPATH=. $(PYTHON) -m tritonite bench --zoo all --batch 8 --provider patched --provider compiled \
+		--json docs/benchmarks/zoo.json; PYTHONPATH=. $(PYTHON) tools/models_page.py
+
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python.
 test-native-asan: $(VENV)/test
 	@LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
@@ -122,6 +128,7 @@ check: $(VENV)/test
 	@$(BIN)/python tools/readme_tables.py --check
 	@$(BIN)/python tools/slower_operators.py --check
 	@$(BIN)/python tools/training_page.py --check
+	@$(BIN)/python tools/models_page.py --check
 
 # Writes docs/ops.md, docs/census.md and the stubs of tritonite.ops from the catalog, and the documentation as a site in site/.
 docs: $(VENV)/docs

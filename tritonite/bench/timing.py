@@ -35,11 +35,13 @@ class Provider:
         scope: returns a context manager for calls of an operator. Its argument is the operator's name, "" for a
             function that is not overridden, or None for a whole model.
         wrap: returns the function to call in place of the given one.
+        form: the form of its models, "patched" or "compiled"; "" for models as they are.
     """
 
     name: str
     scope: Callable[[str | None], contextlib.AbstractContextManager[Any]] = lambda _: contextlib.nullcontext()
     wrap: Callable[[Call], Call] = lambda function: function
+    form: str = ""
 
 
 ATEN = Provider("aten")
@@ -55,6 +57,10 @@ EVERY = Provider("every kernel", lambda _: tritonite.use_gems(faster_only=False)
 COMPILE = Provider("compile", wrap=lambda function: torch.compile(function, dynamic=False))
 # torch.compile leaves some operators, such as matrix products, to ATen; Tritonite serves those here.
 BOTH = Provider("compile+tritonite", TRITONITE.scope, COMPILE.wrap)
+
+# Models whose modules have fused operators, and models compiled by Tritonite's backend.
+PATCHED = Provider("patched", _scope, form="patched")
+COMPILED = Provider("compiled", _scope, form="compiled")
 
 
 def synchronize() -> None:

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 
 # Spelled out, because importing the benchmarks would slow every other command.
-MODEL_NAMES = "bert, convnext, llama, resnet, t5, unet, vae, vit or whisper"
-TRAINED_NAMES = "bert, convnext, llama, resnet, unet, vae or whisper"
+MODEL_NAMES = (
+    "bert, clip, convnext, gemma3, gpt2, llama, mamba, mistral, mixtral, phi, qwen3, resnet, roberta, smollm2, t5, "
+    "unet, vae, vit, wav2vec2 or whisper"
+)
+TRAINED_NAMES = "any of them but smollm2"
 
 
 @app.command()
@@ -150,7 +153,10 @@ def bench(
         list[str] | None, typer.Option(help="device, host or graph; repeatable; default device and host")
     ] = None,
     provider: Annotated[
-        list[str] | None, typer.Option(help="further provider: compile, compile+tritonite, or name=module:context")
+        list[str] | None,
+        typer.Option(
+            help="further provider: compile, compile+tritonite; of models patched, compiled; or name=module:context"
+        ),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help=f"time a whole model instead of operators: {MODEL_NAMES}")
@@ -159,7 +165,8 @@ def bench(
     tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a model's prompt; default 512")] = None,
     train: Annotated[bool, typer.Option(help=f"time a training step of --model: {TRAINED_NAMES}")] = False,
     zoo: Annotated[
-        str, typer.Option(help="vision: time inference and training of its models in autocast; --model selects some")
+        str,
+        typer.Option(help="all or vision: time inference and training of its models in autocast; --model selects some"),
     ] = "",
     channels_last: Annotated[bool, typer.Option(help="make models of images, and their images, channels-last")] = False,
     quick: Annotated[

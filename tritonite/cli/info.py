@@ -79,9 +79,13 @@ def info() -> None:
 
 
 @app.command()
-def demo() -> None:
-    """Embed sentences with a pretrained MiniLM in ATen and in Tritonite, and compare."""
-    from tritonite.demo import run
+def demo(
+    model: Annotated[str, typer.Option(help="minilm: embeddings of sentences; llama: answers of SmolLM2")] = "minilm",
+) -> None:
+    """Run a pretrained model in ATen and in Tritonite, and compare."""
+    from tritonite.demo import DEMOS, run
 
-    if not run(console):
+    if model not in DEMOS:
+        raise typer.BadParameter(f"no demo of {model!r}; demos: {', '.join(DEMOS)}", param_hint="--model")
+    if not run(console, model):
         raise typer.Exit(1)

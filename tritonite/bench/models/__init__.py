@@ -2,6 +2,7 @@
 
 - `workload.py`: what models run on, and their passes.
 - `language.py`, `vision.py`: models of text and speech, and of images.
+- `zoo.py`: further models, by their configurations.
 - `catalog.py`: the models by name.
 - `passes.py`: checks, times and profiles.
 """
@@ -14,6 +15,7 @@ from tritonite.bench.models.catalog import ModelCase as ModelCase
 from tritonite.bench.models.catalog import phases as phases
 from tritonite.bench.models.catalog import zoo as zoo
 from tritonite.bench.models.passes import MINIMUM_SIMILARITY as MINIMUM_SIMILARITY
+from tritonite.bench.models.passes import agreements as agreements
 from tritonite.bench.models.passes import measure as measure
 from tritonite.bench.models.workload import Phase as Phase
 from tritonite.bench.models.workload import Workload as Workload

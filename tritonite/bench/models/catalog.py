@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tritonite.bench.models import language, vision
+from tritonite.bench.models import zoo as further
 from tritonite.bench.models.workload import Phase, Workload
 from tritonite.errors import TritoniteError
 
@@ -20,11 +21,13 @@ MODELS: dict[str, Make] = {
     "convnext": vision.convnext,
     "llama": language.llama,
     "resnet": vision.resnet,
+    "smollm2": language.smollm2,
     "t5": language.t5,
     "unet": vision.unet,
     "vae": vision.vae,
     "vit": vision.vit,
     "whisper": language.whisper,
+    **further.MODELS,
 }
 # Models whose training step is measured.
 STEPS: dict[str, Make] = {
@@ -35,13 +38,17 @@ STEPS: dict[str, Make] = {
     "unet": vision.unet_step,
     "vae": vision.vae_step,
     "whisper": language.whisper_step,
+    **further.STEPS,
 }
 # Models of images, which may be channels-last.
 OF_IMAGES = ("convnext", "resnet", "unet", "vae", "vit")
 
 
 # Models that `bench --zoo` measures together.
-ZOOS = {"vision": ("convnext", "resnet", "unet", "vae", "whisper")}
+ZOOS = {
+    "all": tuple(sorted({*MODELS} - {"smollm2"})),
+    "vision": ("convnext", "resnet", "unet", "vae", "whisper"),
+}
 
 
 @dataclass(frozen=True)

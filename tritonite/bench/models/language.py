@@ -10,6 +10,7 @@ import torch
 import tritonite
 from tritonite.bench.models.workload import Phase, Workload, norms
 from tritonite.demo import minilm_folder
+from tritonite.demo import smollm2 as trained_llama
 from tritonite.errors import TritoniteError
 
 
@@ -23,6 +24,7 @@ def bert(workload: Workload) -> list[Phase]:
     folder = None if workload.tiny else minilm_folder()
     if folder is not None:
         model = BertModel.from_pretrained(folder, dtype=workload.stored).eval().to(tritonite.device)
+        model = workload.formed(model)
     else:
         model = workload.from_config(_bert_config(workload.tiny), "AutoModel")
     words = workload.words(model.config.vocab_size)[:, :-1]
@@ -37,9 +39,25 @@ def bert_step(workload: Workload) -> list[Phase]:
 
 def llama(workload: Workload) -> list[Phase]:
     """Llama-3.2-1B with random weights: prefill of the prompt, and decoding of one token after it."""
+    return _decoder(workload.from_config(_llama_config(workload.tiny), "AutoModelForCausalLM"), workload)
+
+
+def smollm2(workload: Workload) -> list[Phase]:
+    """SmolLM2-135M-Instruct with its trained weights, on random words: prefill and decoding, as of Llama.
+
+    Raises TritoniteError if the packages of the weights are missing.
+    """
+    model = trained_llama.load(workload.stored)[0]
+    if workload.tiny:
+        model.model.layers = model.model.layers[:1]
+        model.config.num_hidden_layers = 1
+    return _decoder(workload.formed(model), workload)
+
+
+def _decoder(model: Any, workload: Workload) -> list[Phase]:
+    """Return the prefill of a prompt by a decoder, and the decoding of one token after it."""
     from transformers import DynamicCache
 
-    model = workload.from_config(_llama_config(workload.tiny), "AutoModelForCausalLM")
     words, following = workload.words(model.config.vocab_size).tensor_split([-1], 1)
     cache = DynamicCache()
 
@@ -132,5 +150,5 @@ def _sized(sizes: Sequence[int]) -> dict[str, int]:
 
 def _of_words(model: Any, compared: torch.nn.Parameter, workload: Workload, longest: int | None = None) -> Phase:
     """Return a step on the words of a prompt of at most `longest` tokens, which are also the labels."""
-    words = workload.words(model.config.vocab_size)[:, :-1][:, :longest]
+    words = workload.words(model.config.vocab_size)[:, :-1][:, :longest].contiguous()
     return workload.training(model, lambda: model(words, labels=words).loss, [compared], words.shape[1])

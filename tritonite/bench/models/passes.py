@@ -16,12 +16,12 @@ from tritonite.bench.models.workload import Phase
 from tritonite.bench.results import ModelResult, Timing
 from tritonite.bench.timing import Provider
 from tritonite.errors import WrongAnswer
-from tritonite.report.report import profiler
+from tritonite.report.report import Report, profiler
 
 # The two providers whose operators are compared.
 COMPARED = (timing.ATEN.name, timing.TRITONITE.name)
 # The providers whose passes are profiled.
-PROFILED = (*COMPARED, timing.EVERY.name)
+PROFILED = (*COMPARED, timing.EVERY.name, timing.PATCHED.name)
 # Least similarity to ATen's results. In fp16 and bf16 the rounding of every layer adds to the difference.
 MINIMUM_SIMILARITY = {torch.float32: 0.999, torch.float16: 0.99, torch.bfloat16: 0.99}
 _PASSES = 3
@@ -59,19 +59,42 @@ def measure(
                 yield dataclasses.replace(result, **_profiled(ways))
 
 
+def agreements(case: ModelCase, providers: Sequence[Provider]) -> Iterator[ModelResult]:
+    """Check the passes of a model without timing them.
+
+    Yields a ModelResult for each pass, with the similarities of results, the shares of calls that kernels serve, and
+    the calls that ATen serves with the first provider after ATen; or with a failure.
+    """
+    for ways in _ways(case, providers):
+        result = _timed(case, ways, 0)
+        if not result.failure:
+            reports = {each.name: _calls(phase, each) for each, phase in list(ways.items())[1:]}
+            shares = {name: _share(report) for name, report in reports.items()}
+            result = dataclasses.replace(result, call_shares=shares, unserved=_unserved(next(iter(reports.values()))))
+        yield result
+
+
 def _ways(case: ModelCase, providers: Sequence[Provider]) -> list[Ways]:
-    every = phases(case.name, case.workload, case.train)
+    """Return each phase as each provider runs it, on a model for each form with the same weights."""
+    forms = {each.form: dataclasses.replace(case.workload, form=each.form) for each in providers}
+    made = {form: phases(case.name, workload, case.train) for form, workload in forms.items()}
     return [
-        {each: dataclasses.replace(phase, forward=each.wrap(phase.forward)) for each in providers} for phase in every
+        {
+            each: dataclasses.replace(own, forward=each.wrap(own.forward))
+            for each in providers
+            for own in [made[each.form][i]]
+        }
+        for i in range(len(made[""]))
     ]
 
 
 def _timed(case: ModelCase, ways: Ways, rounds: int) -> ModelResult:
-    """Return the times of a pass; its failure if a provider's results differ from ATen's."""
+    """Return the times of a pass, none for 0 rounds; its failure if a provider's results differ from ATen's."""
     phase, times, host_times, failure = next(iter(ways.values())), dict[str, Timing](), dict[str, Timing](), ""
+    similarities: dict[str, float] = {}
     try:
-        _check(f"{case.title} {phase.name}, {case.dtype}", ways, MINIMUM_SIMILARITY[case.workload.dtype])
-        times, host_times = _times(ways, rounds)
+        similarities = _check(f"{case.title} {phase.name}, {case.dtype}", ways, MINIMUM_SIMILARITY[case.workload.dtype])
+        times, host_times = _times(ways, rounds) if rounds else ({}, {})
     except WrongAnswer as error:
         failure = str(error)
     return ModelResult(
@@ -83,6 +106,7 @@ def _timed(case: ModelCase, ways: Ways, rounds: int) -> ModelResult:
         times=times,
         host_times=host_times,
         context=phase.context,
+        similarities=similarities,
         failure=failure,
     )
 
@@ -92,9 +116,11 @@ def _profiled(ways: Ways) -> dict[str, Any]:
     profiles = {provider.name: _profile(phase, provider) for provider, phase in ways.items()}
     operators = {name: found for name, (found, _) in profiles.items()}
     own = {each: phase for each, phase in ways.items() if each.name != timing.ATEN.name}
+    reports = {each.name: _calls(phase, each) for each, phase in own.items()}
     fields: dict[str, Any] = {
         "operators": _differences(operators),
-        "call_shares": {each.name: _call_share(phase, each) for each, phase in own.items()},
+        "call_shares": {name: _share(report) for name, report in reports.items()},
+        "unserved": _unserved(reports.get(timing.EVERY.name, reports[timing.TRITONITE.name])),
     }
     if tritonite.backend.profiled:
         fields["device_times"] = {name: sum(taken for _, taken in each.values()) for name, each in operators.items()}
@@ -102,11 +128,20 @@ def _profiled(ways: Ways) -> dict[str, Any]:
     return fields
 
 
-def _call_share(phase: Phase, provider: Provider) -> float:
-    """Return the part of a pass's calls of operators that Tritonite's kernels serve, 0 to 1."""
+def _calls(phase: Phase, provider: Provider) -> Report:
     with provider.scope(None):
-        reports = tritonite.report(_pass, phase).operators.values()
+        return tritonite.report(_pass, phase)
+
+
+def _share(report: Report) -> float:
+    """Return the part of the calls of operators that Tritonite's kernels serve, 0 to 1."""
+    reports = report.operators.values()
     return sum(each.tritonite for each in reports) / max(sum(each.calls for each in reports), 1)
+
+
+def _unserved(report: Report) -> list[tuple[str, str, int]]:
+    """Return (overload, reason, calls) of ATen's calls, by name."""
+    return sorted((name, reason, n) for name, each in report.operators.items() for reason, n in each.reasons.items())
 
 
 def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
@@ -122,26 +157,34 @@ def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
     return result, (done - begin) * 1e6, (returned - begin) * 1e6
 
 
-def _check(case: str, ways: Ways, minimum: float) -> None:
-    """Raise WrongAnswer if a provider's results of a pass differ from ATen's beyond `minimum` similarity."""
+def _check(case: str, ways: Ways, minimum: float) -> dict[str, float]:
+    """Return the least similarity of each provider's results to ATen's. Raises WrongAnswer below `minimum`."""
+    similarities = {}
     expected = _pass(next(iter(ways.values())))[0]
     for provider, phase in ways.items():
         with provider.scope(None):
             actual = _pass(phase)[0]
         if reason := _disagreement(actual, expected, minimum):
             raise WrongAnswer(provider=provider.name, case=case, reason=reason)
+        if provider.name != timing.ATEN.name:
+            similarities[provider.name] = similarity(actual, expected)
+    return similarities
 
 
 def _disagreement(actual: torch.Tensor, expected: torch.Tensor, minimum: float) -> str:
     """Return how results differ from ATen's beyond `minimum` similarity; "" if they agree."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return f"{actual.dtype} {list(actual.shape)} where ATen gives {expected.dtype} {list(expected.shape)}"
-    own, aten = actual.double(), expected.double()
-    if not bool(own.isfinite().all()):
+    if not bool(actual.isfinite().all()):
         return "not all of it is finite"
-    # Like the cosine, but lowered by a difference in length too.
-    similarity = float((2 * (own * aten).sum(-1) / ((own * own).sum(-1) + (aten * aten).sum(-1))).min())
-    return "" if similarity >= minimum else f"a similarity of {similarity:.6f}, where {minimum} is needed"
+    found = similarity(actual, expected)
+    return "" if found >= minimum else f"a similarity of {found:.6f}, where {minimum} is needed"
+
+
+def similarity(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the least similarity of rows: like the cosine, but lowered by a difference in length too."""
+    own, aten = actual.double(), expected.double()
+    return float((2 * (own * aten).sum(-1) / ((own * own).sum(-1) + (aten * aten).sum(-1))).min())
 
 
 def _times(ways: Ways, rounds: int) -> tuple[dict[str, Timing], dict[str, Timing]]:

@@ -44,6 +44,9 @@ class Workload:
         tiny: whether the model has a few thousand weights only.
         channels_last: whether images and weights are channels-last.
         autocast: whether passes run in autocast, from float32 weights, images and sound.
+        form: "patched" for models with fused operators in their modules, "compiled" for models compiled by
+            Tritonite's backend, "" for models as they are.
+        every_gradient: whether a training step returns the gradients of all parameters.
     """
 
     dtype: torch.dtype
@@ -52,6 +55,8 @@ class Workload:
     tiny: bool = False
     channels_last: bool = False
     autocast: bool = False
+    form: str = ""
+    every_gradient: bool = False
 
     @property
     def stored(self) -> torch.dtype:
@@ -86,7 +91,17 @@ class Workload:
         with torch.random.fork_rng(device_type=tritonite.backend.accelerator), torch.device(tritonite.device):
             torch.manual_seed(0)
             model = make().eval()
-        return model.to(memory_format=torch.channels_last) if self.channels_last else model
+        return self.formed(model.to(memory_format=torch.channels_last) if self.channels_last else model)
+
+    def formed(self, model: Any) -> Any:
+        """Return a model, patched or compiled in place if the workload's form asks for it."""
+        if self.form == "patched":
+            tritonite.patch(model)
+        if self.form == "compiled":
+            # Calls of a model outside `forward`, as of an autoencoder's encoder, are compiled by its children.
+            for each in (model, *model.children()) if hasattr(model, "encode") else (model,):
+                each.compile(backend="tritonite", dynamic=False)
+        return model
 
     def from_config(self, config: Any, kind: str) -> Any:
         """Return a model of transformers with random weights, of the class `kind`, such as "AutoModel"."""
@@ -107,6 +122,8 @@ class Workload:
         """
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
         parameters = list(compared)
+        if self.every_gradient:
+            parameters = [each for each in model.parameters() if each.requires_grad]
 
         def step() -> torch.Tensor:
             with self.scope():
@@ -115,7 +132,8 @@ class Workload:
             optimizer.step()
             gradients = [each.grad for each in parameters if each.grad is not None]
             optimizer.zero_grad()
-            assert len(gradients) == len(parameters)
+            # A decoder's loss may leave parameters without a gradient.
+            assert len(gradients) == len(parameters) or self.every_gradient
             return torch.cat([each.reshape(1, 1, -1) for each in gradients], -1)
 
         return Phase("train", tokens, step, trains=True)
