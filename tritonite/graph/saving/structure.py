@@ -10,11 +10,13 @@ from torch.utils import _pytree as pytree
 from tritonite.errors import UnsavableGraph
 from tritonite.graph.saving.values import decoded, encoded
 
+_LEAF = "leaf"
+
 
 def tree_as_json(spec: Any) -> Any:
     """Return a tree's structure as JSON. Raises UnsavableGraph for a context that has no JSON."""
     if spec.is_leaf():
-        return None
+        return _LEAF
     context = spec.context
     if isinstance(context, type):
         described: Any = {"class": _class_name(context)}
@@ -36,7 +38,7 @@ def tree_of(described: Any) -> Any:
 
 
 def _tree(described: Any) -> Any:
-    if described is None:
+    if described == _LEAF:
         return 0
     children = [_tree(child) for child in described["children"]]
     node = pytree.SUPPORTED_NODES[_class(described["class"])]
