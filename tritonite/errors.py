@@ -131,7 +131,7 @@ class UnsavableGraph(TritoniteError):
 class MismatchedGraph(TritoniteError):
     """Raised by `tritonite.load` for graphs of another device, of other versions, or of another module."""
 
-    template = "{path} has graphs for {what} {theirs}, and this process has {ours}. Record and save them again here."
+    template = "{path} cannot be loaded here: {reason}"
 
 
 class NoSavedPlan(TritoniteError):

@@ -25,7 +25,7 @@ from tritonite.bench import timing
 from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result, Timing
-from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
+from tritonite.bench.timing import ATEN, BOTH, COMPILE, GRAPH, TRITONITE, Provider
 from tritonite.errors import InvalidProvider, Unsupported
 from tritonite.registry.names import overload_named
 from tritonite.report.explain import declined_unasked
@@ -35,16 +35,17 @@ from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, REFERENCES, S
 
 
 def provider(text: str) -> Provider:
-    """Return the provider for "compile", "compile+tritonite", or "name=module:attribute".
+    """Return the provider for "compile", "compile+tritonite", "tritonite-graph", or "name=module:attribute".
 
     The attribute is a function that returns a context manager. Raises InvalidProvider for any other text.
     """
-    if text in (COMPILE.name, BOTH.name):
-        return COMPILE if text == COMPILE.name else BOTH
+    known = {each.name: each for each in (COMPILE, BOTH, GRAPH)}
+    if text in known:
+        return known[text]
     name, _, path = text.partition("=")
     module, _, attribute = path.partition(":")
     if not (name and module and attribute):
-        raise InvalidProvider(text=text, reason="give compile, compile+tritonite, or name=module:attribute")
+        raise InvalidProvider(text=text, reason=f"give {', '.join(known)}, or name=module:attribute")
     if name in (ATEN.name, TRITONITE.name):
         raise InvalidProvider(text=text, reason=f"{name} is always measured")
     try:

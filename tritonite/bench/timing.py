@@ -57,6 +57,16 @@ COMPILE = Provider("compile", wrap=lambda function: torch.compile(function, dyna
 BOTH = Provider("compile+tritonite", TRITONITE.scope, COMPILE.wrap)
 
 
+def _as_graph(function: Call) -> Call:
+    import tritonite.graph  # noqa: F401 - registers the backend
+
+    compiled: Call = torch.compile(function, backend="tritonite", dynamic=False)
+    return compiled
+
+
+GRAPH = Provider("tritonite-graph", wrap=_as_graph)
+
+
 def synchronize() -> None:
     if tritonite.device == "cuda":
         torch.cuda.synchronize()

@@ -51,6 +51,9 @@ class Kept(NamedTuple):
     def of(plan: GraphPlan, inputs: int, settings: int, facts: Hashable) -> Kept:
         """Return a plan for `inputs` inputs and constants that can run."""
         calls = Counter(note.operator for note in plan.notes if not note.view and not note.reason)
+        for overload in calls:
+            # In a process that has loaded the plan, nothing has counted a call of the overload yet.
+            stats.counts_of(overload)
         return Kept(plan, native.compiled(plan, inputs), calls, settings, facts)
 
     def run(self, given: list[Any]) -> list[Any] | None:
@@ -214,7 +217,7 @@ def facts_about(inputs: list[Any]) -> Hashable:
 
 
 def _ambient() -> tuple[Any, ...]:
-    """Return torch's settings that results may depend on."""
+    """Return torch's settings that results may depend on, in the order of `AMBIENT`."""
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
@@ -225,3 +228,15 @@ def _ambient() -> tuple[Any, ...]:
         torch.backends.cuda.matmul.fp32_precision,
         torch.backends.cudnn.conv.fp32_precision,
     )
+
+
+AMBIENT = (
+    "the default dtype",
+    "deterministic algorithms",
+    "torch.utils.deterministic.fill_uninitialized_memory",
+    "torch.backends.cudnn.enabled",
+    "torch.backends.mkldnn.enabled",
+    "torch.get_float32_matmul_precision()",
+    "torch.backends.cuda.matmul.fp32_precision",
+    "torch.backends.cudnn.conv.fp32_precision",
+)

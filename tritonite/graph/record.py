@@ -180,8 +180,9 @@ def _leaf(leaf: Any) -> Hashable:
 def _described(leaf: Any) -> str:
     if len(leaf) == 2:
         return repr(leaf[1])
-    _, dtype, device, shape, stride, _ = leaf
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)} on {device}"
+    kind, dtype, device, shape, stride, _ = leaf
+    named = "" if isinstance(kind, str) else f"{kind.__name__} of "
+    return f"{named}{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)} on {device}"
 
 
 def _autocast() -> Hashable:

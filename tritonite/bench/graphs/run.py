@@ -31,7 +31,7 @@ class Plan:
         models: names of models; empty for all.
         ways: names of ways; empty for all.
         dtype: the name of a dtype of torch.
-        limit: seconds that a model may take in one way, all its processes together.
+        limit: seconds that a process may take. A model in one way takes two, and a third if it writes a file.
     """
 
     models: Sequence[str] = ()
@@ -46,16 +46,26 @@ class Plan:
 
 def measure(plan: Plan) -> Iterator[GraphResult]:
     """Yield a result for each model and way. What takes longer than the limit, or fails, has a failure."""
-    chosen = [way for way in WAYS if way in (plan.ways or WAYS)]
-    for model, phase in SUBJECTS:
-        if plan.models and model not in plan.models:
-            continue
-        with tempfile.TemporaryDirectory(prefix="tritonite-bench-") as folder:
-            file = Path(folder) / "graph.tritonite"
-            for way in chosen:
-                if phase == "train" and way in FORWARD_ONLY:
-                    continue
-                yield _measured(plan, model, phase, way, file)
+    with tempfile.TemporaryDirectory(prefix="tritonite-bench-") as folder:
+        for model, phase, way in _chosen(plan):
+            yield _measured(plan, model, phase, way, Path(folder) / f"{model}-{phase}")
+
+
+def count(plan: Plan) -> int:
+    """Return the number of results of `measure`."""
+    return len(_chosen(plan))
+
+
+def _chosen(plan: Plan) -> list[tuple[str, str, str]]:
+    """Return (model, phase, way) of each result. A training step runs in no way that has no gradient."""
+    return [
+        (model, phase, way)
+        for model, phase in SUBJECTS
+        for way in WAYS
+        if model in (plan.models or (model,))
+        and way in (plan.ways or (way,))
+        and not (phase == "train" and way in FORWARD_ONLY)
+    ]
 
 
 def _measured(plan: Plan, model: str, phase: str, way: str, file: Path) -> GraphResult:

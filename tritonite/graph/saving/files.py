@@ -27,6 +27,7 @@ from tritonite.runtime import artifact
 _FORMAT = 1
 _MEMBER = "graphs.json"
 _ADVICE = "call it once with each shape before saving"
+_AGAIN = "record and save them again here"
 _COMPILED = "Dynamo finds its graphs, and a file has no Python. Save tritonite.record(function), or {}"
 
 
@@ -110,7 +111,7 @@ def load(path: str | os.PathLike[str], module: torch.nn.Module | None = None) ->
     try:
         constants = constants_of(contents["tensors"], found.entries, module, device)
     except ValueError as error:
-        raise MismatchedGraph(path=path, what="tensors:", theirs=error, ours="others") from None
+        raise MismatchedGraph(path=path, reason=error) from None
     try:
         owner_of = loader(found.kernels, device)
         served = [_served(each, constants, owner_of) for each in contents["kinds"]]
@@ -137,9 +138,10 @@ def check(theirs: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     ours = facts()
     for what, own in ours.items():
         if theirs.get(what) != own:
-            raise MismatchedGraph(path=path, what=what, theirs=theirs.get(what), ours=own)
+            reason = f"its graphs are for {what} {theirs.get(what)}, and this process has {own}; {_AGAIN}"
+            raise MismatchedGraph(path=path, reason=reason)
     if not devices.current.interpreted and native_dispatcher() is None:
-        raise MismatchedGraph(path=path, what="the", theirs="native dispatcher", ours="none in use")
+        raise MismatchedGraph(path=path, reason="a GPU's plans need the native dispatcher, which is not in use")
 
 
 def _kinds(function: Any) -> Iterator[tuple[Kind | None, CompiledGraph, Any]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils import _pytree as pytree
 
 from tritonite.errors import NoSavedPlan
 from tritonite.graph import native
-from tritonite.graph.compiled import Kept, facts_about
+from tritonite.graph.compiled import AMBIENT, Kept, facts_about
 from tritonite.graph.plan import GraphPlan
 from tritonite.graph.record import Kind, kind_of
 from tritonite.install import direct
@@ -101,9 +101,11 @@ class LoadedGraph:
 
 def _difference(plans: Sequence[Kept], settings: int, facts: Any) -> str:
     """Return why none of some plans fits facts about inputs."""
-    same_tensors = [kept for kept in plans if kept.facts[1:] == facts[1:]]  # type: ignore[index]
-    if not same_tensors:
+    same_inputs: list[Any] = [kept for kept in plans if cast(Any, kept.facts)[1:] == facts[1:]]
+    if not same_inputs:
         return "its inputs are aligned otherwise, share other memory, or are lazily conjugated otherwise than those saved"
-    if any(kept.settings != settings for kept in same_tensors) and all(kept.facts == facts for kept in same_tensors):
-        return "it was saved under other settings of tritonite.enable, such as invariant"
-    return "torch's settings, such as the precision of products or deterministic algorithms, differ from those saved"
+    for kept in same_inputs:
+        for name, saved, own in zip(AMBIENT, kept.facts[0], facts[0], strict=True):
+            if saved != own:
+                return f"{name} is {own} now, and was {saved} when it was saved"
+    return "it was saved under other settings of tritonite.enable, such as invariant"

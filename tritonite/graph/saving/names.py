@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from triton.runtime.interpreter import InterpretedFunction
@@ -26,7 +28,7 @@ def name_of(thing: Any) -> str:
     if module.startswith(_PACKAGES):
         if _follow(module, path) is thing:
             return f"{module}:{path}"
-        for name, value in vars(sys.modules[module]).items() if is_function else ():
+        for name, value in _objects(sys.modules[module]) if is_function else ():
             for leading in _LEADING:
                 if getattr(value, leading, None) is thing:
                     return f"{module}:{name}.{leading}"
@@ -44,8 +46,20 @@ def named(text: str) -> Any:
     raise ValueError(f"{text!r} is no kernel, formula or record of Tritonite")
 
 
+def _objects(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects of a module, and those in its dicts, by path, such as "_GRADIENTS[2]"."""
+    for name, value in vars(module).items():
+        yield name, value
+        if isinstance(value, dict) and not name.startswith("__"):
+            yield from ((f"{name}[{key!r}]", item) for key, item in value.items() if isinstance(key, (int, str)))
+
+
 def _follow(module: str, path: str) -> Any:
+    """Return an object by its path within a module, or None."""
     found: Any = importlib.import_module(module)
-    for name in path.split("."):
+    for part in path.split("."):
+        name, _, key = part.partition("[")
         found = getattr(found, name, None)
+        if key and isinstance(found, dict):
+            found = found.get(ast.literal_eval(key.removesuffix("]")))
     return found

@@ -97,12 +97,11 @@ def _kernel_as_json(step: LaunchStep) -> dict[str, Any]:
         return {"hash": step.owner.hash}
     launch: InterpretedLaunch = step.owner
     leaves = list(launch.template)
-    for i, remade in launch.holes.items():
-        leaves[i] = Hole(i, None if remade is None else remade.fields)
+    for place, (i, remade) in enumerate(launch.holes.items()):
+        leaves[i] = Hole(place, None if remade is None else remade.fields)
     arguments = launch.call.arguments(leaves)
     return {
         "name": encoded(launch.call.kernel),
-        "leaves": len(leaves),
         "arguments": {name: encoded(value) for name, value in arguments.items()},
     }
 
@@ -110,12 +109,8 @@ def _kernel_as_json(step: LaunchStep) -> dict[str, Any]:
 def _interpreted(kernel: dict[str, Any]) -> InterpretedLaunch:
     arguments = {name: decoded(value) for name, value in kernel["arguments"].items()}
     values = tuple(arguments.values())
-    found: dict[int, Hole] = {hole.index: hole for hole in _holes(values)}
-    # The leaves that are left are holes, in order.
-    holes = {
-        place: None if hole.descriptor is None else Remade(hole.descriptor)
-        for place, (_, hole) in enumerate(sorted(found.items()))
-    }
+    # Constants are in `values`, so all leaves are holes, in order.
+    holes = {hole.index: None if hole.descriptor is None else Remade(hole.descriptor) for hole in _holes(values)}
     kinds = tuple([_kind(value) for value in values])
     call = InterpretedCall(decoded(kernel["name"]), tuple(arguments), kinds, values)
     return InterpretedLaunch([None] * len(holes), holes, call)
