@@ -264,7 +264,7 @@ def test_names_lead_back():
     from tritonite.ops import grid_sampling
     from tritonite.registry.programs import formulas
 
-    for formula in (each.formula for each in (*formulas().values(), *grid_sampling._GRADIENTS.values())):
+    for formula in (each.formula for each in (*formulas().values(), *grid_sampling._GRID_GRADIENTS.values())):
         assert names.named(names.name_of(formula)) is formula
 
 
