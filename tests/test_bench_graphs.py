@@ -43,7 +43,8 @@ def test_a_way_is_measured(way, small):
     found = measure.measured(task(way))
     assert found["failure"] == "" and found["shape"] == "2x4"
     assert found["cold"] > 0 and found["new_shape"] > 0 and found["later_shape"] > 0
-    result = GraphResult.of_json({"model": "m", "phase": "p", "dtype": "float32", "way": way, **json.loads(json.dumps(found))})
+    named = {"model": "m", "phase": "p", "dtype": "float32", "way": way}
+    result = GraphResult.of_json(named | json.loads(json.dumps(found)))
     assert isinstance(result.steady, Timing) and result.steady.median >= result.host.low
 
 

@@ -1,11 +1,13 @@
 """Files of recorded graphs: what they hold, who may load them, and that a process that does records nothing."""
 
 import collections
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +17,9 @@ import tritonite
 from tritonite import devices
 from tritonite.errors import InvalidArtifact, MismatchedGraph, NoSavedPlan, UnsavableGraph
 from tritonite.graph.plan import GraphPlan
-from tritonite.graph.saving import files, names, values
-from tritonite.runtime import artifact
+from tritonite.graph.saving import binaries, files, names, steps, values
+from tritonite.runtime import artifact, compilation
+from tritonite.runtime.plan import LaunchStep
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -102,7 +105,9 @@ def test_calls_of_aten_and_of_python(device, file):
 def test_tensors_by_value_share_memory(device, file):
     whole = torch.randn(100, device=device)
     first, second, tied = whole[10:30], whole[20:50:2], whole.view(10, 10)[:, 1]
-    function = recorded(lambda x: (x + first[:5] + second[:5] + tied[:5], first.add_(1))[0], (torch.ones(5, device=device),))
+    function = recorded(
+        lambda x: (x + first[:5] + second[:5] + tied[:5], first.add_(1))[0], (torch.ones(5, device=device),)
+    )
     tritonite.save(function, file)
     loaded = tritonite.load(file)
     x = torch.ones(5, device=device)
@@ -135,6 +140,9 @@ def test_large_tensors_are_divided(device, file, monkeypatch):
     assert torch.equal(tritonite.load(file)(weight), weight * weight)
     contents = artifact.read(file)
     assert [name for name in contents.entries if name.startswith("tensors")] == [f"tensors/0.{i}" for i in range(4)]
+    monkeypatch.setattr(files, "_MOST_BYTES", 100)
+    with pytest.raises(UnsavableGraph, match="have 200 bytes, and a file holds 100; give save their module"):
+        tritonite.save(recorded(lambda x: x * weight, (weight,)), file)
     del contents.entries["tensors/0.2"]
     artifact.write(file, contents.entries, ())
     with pytest.raises(MismatchedGraph, match="storage 0 has not 200 bytes"):
@@ -151,7 +159,7 @@ def test_a_compiled_graph_takes_a_list(device, file):
     tritonite.save(graph, file)
     (actual,) = tritonite.load(file)(x, y)
     assert torch.equal(actual, expected)
-    with pytest.raises(UnsavableGraph, match="function of torch.compile"):
+    with pytest.raises(UnsavableGraph, match=r"function of torch\.compile"):
         tritonite.save(compiled, file)
 
 
@@ -188,7 +196,7 @@ def test_what_cannot_be_saved_is_named(device, file):
     x = torch.randn(4, device=device)
     with pytest.raises(UnsavableGraph, match="has no plan; call it once"):
         tritonite.save(tritonite.record(lambda x: x), file)
-    with pytest.raises(UnsavableGraph, match="what tritonite.record returned"):
+    with pytest.raises(UnsavableGraph, match=r"what tritonite\.record returned"):
         tritonite.save(torch.relu, file)
     with pytest.raises(UnsavableGraph, match="Flag cannot be saved"):
 
@@ -235,7 +243,9 @@ def test_damaged_files_are_refused(device, file):
 
 
 @pytest.mark.skipif(not devices.current.interpreted, reason="a GPU's files have binaries")
-@pytest.mark.parametrize("name", ["os:system", "tritonite.runtime.cache:os.system", "tritonite.graph:record", "builtins:eval"])
+@pytest.mark.parametrize(
+    "name", ["os:system", "tritonite.runtime.cache:os.system", "tritonite.graph:record", "builtins:eval"]
+)
 def test_a_file_names_kernels_alone(name, device, file):
     tritonite.save(recorded(lambda x: x + 1, (torch.ones(3, device=device),)), file)
 
@@ -309,13 +319,59 @@ def test_a_process_that_loads_a_file_traces_and_records_nothing(device, file):
     assert done.stdout.split()[-1] == function(x).sum().item().hex()
 
 
+def test_launches_on_a_gpu_have_binaries(file, monkeypatch, tmp_path):
+    """A launch keeps its parameters, and gets the handle of a binary of the file."""
+    key, handles = "c" * 64, iter((17,))
+    metadata = {"hash": key, "name": "add", "shared": 48, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}
+    for name, data in (("add.json", json.dumps(metadata).encode()), ("add.cubin", b"binary")):
+        (tmp_path / name).write_bytes(data)
+    monkeypatch.setattr(
+        compilation, "_files", {key: {name: str(tmp_path / name) for name in ("add.json", "add.cubin")}}
+    )
+    parameters = [
+        (True, 0, 16, torch.float32),
+        (False, 1, 0, b"descriptor"),
+        ("slot", 0),
+        ("drawn", 0, 1),
+        2**64 - 1,
+        0,
+    ]
+    launch = LaunchStep(parameters, (4, 1, 1), 5, 128, 48, 2, True, True, SimpleNamespace(hash=key))
+    plan = GraphPlan(torch.device("cpu"), [2.0], [None], [launch, launch])
+    assert steps.hashes(plan) == {key} and not steps.calls_by_key(plan)
+    artifact.write(file, {"plan.json": json.dumps(steps.plan_as_json(plan)).encode()}, steps.hashes(plan))
+    contents = artifact.read(file)
+    loaded = []
+
+    def load_binary(*given):
+        loaded.append(given)
+        return object(), next(handles), 0, 0, 1024
+
+    utils = SimpleNamespace(load_binary=load_binary)
+    monkeypatch.setattr(binaries, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    owner_of = binaries.loader(contents.kernels, torch.device("cuda", 1))
+    again = steps.plan_of(json.loads(contents.entries["plan.json"]), owner_of)
+    assert loaded == [("add", b"binary", 48, 1)]
+    for step in again.steps:
+        assert step[:2] == launch[:2] and step[3:8] == launch[3:8]
+        assert step.function == 17 and step.owner.hash == key
+    with pytest.raises(ValueError, match="lacks the kernel"):
+        owner_of("d" * 64)
+
+
 def test_plans_survive(device):
     """Every step of a plan is equal after it was JSON, but for functions of the process."""
-    from tritonite.graph.saving.steps import plan_as_json, plan_of
-
-    function = recorded(lambda x: torch.dropout(torch.cat([x, x.sin()]), 0.5, True).cumsum(0), (torch.ones(5, device=device),))
+    function = recorded(
+        lambda x: torch.dropout(torch.cat([x, x.sin()]), 0.5, True).cumsum(0), (torch.ones(5, device=device),)
+    )
     (plan,) = function.graphs[0].plans
-    described = json.loads(json.dumps(plan_as_json(plan)))
-    again = plan_of(described, lambda key: None) if devices.current.interpreted else plan
-    assert isinstance(again, GraphPlan) and plan_as_json(again) == described
-    assert (again.launches, again.calls, again.arena, again.draws) == (plan.launches, plan.calls, plan.arena, plan.draws)
+    described = json.loads(json.dumps(steps.plan_as_json(plan)))
+    again = steps.plan_of(described, lambda key: None) if devices.current.interpreted else plan
+    assert isinstance(again, GraphPlan) and steps.plan_as_json(again) == described
+    assert (again.launches, again.calls, again.arena, again.draws) == (
+        plan.launches,
+        plan.calls,
+        plan.arena,
+        plan.draws,
+    )

@@ -92,8 +92,9 @@ def _write(page: Path, tables: dict[str, Callable[[], Iterator[str]]]) -> int:
     text = page.read_text()
     for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", "<!-- end -->"
-        inside = re.compile(f"({re.escape(begin)}).*?({re.escape(end)})", re.DOTALL)
-        text = inside.sub(lambda found, lines=lines: found[1] + "\n".join(lines()) + "\n" + found[2], text)
+        inside = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
+        written = "".join(f"{line}\n" for line in lines())
+        text = inside.sub(written.replace("\\", r"\\"), text)
     return generated.write(page, text, page.name, "python tools/readme_tables.py")
 
 

@@ -182,10 +182,11 @@ def bench(
         list[str] | None, typer.Option(help="device, host or graph; repeatable; default device and host")
     ] = None,
     provider: Annotated[
-        list[str] | None, typer.Option(
+        list[str] | None,
+        typer.Option(
             help="further provider: compile, compile+tritonite, tritonite-graph, or name=module:context; with --graphs "
             "only this way to run models"
-        )
+        ),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help=f"time a whole model instead of operators: {MODEL_NAMES}")

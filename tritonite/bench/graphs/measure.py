@@ -26,6 +26,8 @@ from tritonite.bench.models.workload import Workload
 from tritonite.bench.results import Timing
 
 _WARM_CALLS = 3
+# A result, microseconds until the call returned, and until the device was done.
+_Ran = tuple[torch.Tensor, float, float]
 
 
 def measured(task: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run(made: Subject, function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, float, float]:
+def _run(made: Subject, function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> _Ran:
     """Run a call. Return (its result, microseconds until the call returned, and until the device was done)."""
     timing.synchronize()
     begin = time.perf_counter()
@@ -85,10 +87,10 @@ def _run(made: Subject, function: Callable[..., Any], given: tuple[torch.Tensor,
     return result, (returned - begin) * 1e6, (done - begin) * 1e6
 
 
-def _steady(run: Callable[[], tuple[torch.Tensor, float, float]], rounds: int) -> list[tuple[float, float]]:
+def _steady(run: Callable[[], _Ran], rounds: int) -> list[tuple[float, float]]:
     """Return (microseconds until the device was done, and until the call returned) of some calls."""
     return [(done, returned) for _, returned, done in (run() for _ in range(rounds))]
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(json.loads(sys.argv[1]))))
+    sys.stdout.write(f"{json.dumps(measured(json.loads(sys.argv[1])))}\n")

@@ -59,7 +59,8 @@ class GraphResult:
         """Return a result of a JSON object. Raises InvalidResults."""
         try:
             times = {name: data[name] and Timing(**data[name]) for name in ("steady", "host") if name in data}
-            return cls(**{**data, **times})
+            fields: dict[str, Any] = data | times
+            return cls(**fields)
         except TypeError as error:
             raise InvalidResults(path="a result", reason=error) from None
 
@@ -81,8 +82,7 @@ class GraphRun:
     def save(self, path: Path) -> None:
         """Write the run as JSON."""
         results = [
-            {name: value for name, value in dataclasses.asdict(each).items() if value == value}
-            for each in self.results
+            {name: value for name, value in dataclasses.asdict(each).items() if value == value} for each in self.results
         ]
         data = {"schema": SCHEMA, "machine": dataclasses.asdict(self.machine), "results": results}
         path.write_text(json.dumps(data, indent=1) + "\n")

@@ -25,7 +25,7 @@ _LONGEST_REASON = 200
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """The models and ways to measure, and their sizes.
 
     Attributes:
         models: names of models; empty for all.

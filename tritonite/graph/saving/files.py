@@ -26,6 +26,8 @@ from tritonite.runtime import artifact
 
 _FORMAT = 1
 _MEMBER = "graphs.json"
+# Bytes of tensors by value. An artifact is limited to a little more.
+_MOST_BYTES = 2**32 - 2**28
 _ADVICE = "call it once with each shape before saving"
 _AGAIN = "record and save them again here"
 _COMPILED = "Dynamo finds its graphs, and a file has no Python. Save tritonite.record(function), or {}"
@@ -72,6 +74,9 @@ def save(
         )
     if not plans:
         raise UnsavableGraph(name=name, reason=f"it has no plan; {_ADVICE}")
+    if constants.size > _MOST_BYTES:
+        reason = f"its tensors have {constants.size} bytes, and a file holds {_MOST_BYTES}; give save their module"
+        raise UnsavableGraph(name=name, reason=reason)
     tensors, members = constants.written()
     contents = {"format": _FORMAT, "facts": facts(), "name": name, "tensors": tensors, "kinds": described}
     needed = None
@@ -105,8 +110,6 @@ def load(path: str | os.PathLike[str], module: torch.nn.Module | None = None) ->
     if contents.get("format") != _FORMAT:
         raise InvalidArtifact(path=path, reason=f"the format of its graphs is {contents.get('format')}, not {_FORMAT}")
     check(contents["facts"], path)
-    if found.kernels:
-        artifact.install(found)
     device = device_of(devices.current.type)
     try:
         constants = constants_of(contents["tensors"], found.entries, module, device)
@@ -117,6 +120,9 @@ def load(path: str | os.PathLike[str], module: torch.nn.Module | None = None) ->
         served = [_served(each, constants, owner_of) for each in contents["kinds"]]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InvalidArtifact(path=path, reason=f"a plan in it cannot be read ({error})") from error
+    if found.kernels and any(calls_by_key(kept.plan) for each in served for kept in each.plans):
+        # Such calls look for their kernels in Triton's disk cache.
+        artifact.install(found)
     return LoadedGraph(contents["name"], served, constants)
 
 
@@ -169,7 +175,7 @@ def _kind_as_json(kind: Kind) -> dict[str, Any]:
 
 def _plan_as_json(kept: Kept) -> dict[str, Any]:
     if len(found := {device for device in devices_of(kept.plan) if device.type != "cpu"}) > 1:
-        raise UnsavableGraph(name="the plan", reason=f"it runs on {', '.join(sorted(map(str, found)))}, not on one device")
+        raise UnsavableGraph(name="the plan", reason=f"it runs on {sorted(map(str, found))}, not on one device")
     return {"settings": kept.settings, "facts": encoded(kept.facts), "plan": plan_as_json(kept.plan)}
 
 

@@ -103,7 +103,7 @@ def _difference(plans: Sequence[Kept], settings: int, facts: Any) -> str:
     """Return why none of some plans fits facts about inputs."""
     same_inputs: list[Any] = [kept for kept in plans if cast(Any, kept.facts)[1:] == facts[1:]]
     if not same_inputs:
-        return "its inputs are aligned otherwise, share other memory, or are lazily conjugated otherwise than those saved"
+        return "its inputs are aligned, share memory or are lazily conjugated otherwise than those saved"
     for kept in same_inputs:
         for name, saved, own in zip(AMBIENT, kept.facts[0], facts[0], strict=True):
             if saved != own:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch._ops import OpOverload
 from tritonite.errors import UnsavableGraph
 from tritonite.graph.operators import KNOWN, Scoped, Served, function_of
 from tritonite.graph.plan import CallStep, GraphPlan
+from tritonite.graph.program import pointwise_program
 from tritonite.graph.saving.values import PYTHON, Hole, decoded, encoded
 from tritonite.runtime.interpreted import InterpretedCall, InterpretedLaunch, Remade
 from tritonite.runtime.nested import retyped
@@ -19,6 +21,8 @@ from tritonite.runtime.plan import LaunchStep
 
 # Fields of a launch that belong to one process: the driver's handle and its owner.
 _OWN = ("function", "owner")
+# Modules that register operators outside ATen, by namespace.
+_LIBRARIES = {"tritonite": "tritonite.fused", "tritonite_optim": "tritonite.optim"}
 _PYTHON_NAMES = {function: name for name, function in PYTHON.items()}
 
 
@@ -110,7 +114,7 @@ def _interpreted(kernel: dict[str, Any]) -> InterpretedLaunch:
     arguments = {name: decoded(value) for name, value in kernel["arguments"].items()}
     values = tuple(arguments.values())
     # Constants are in `values`, so all leaves are holes, in order.
-    holes = {hole.index: None if hole.descriptor is None else Remade(hole.descriptor) for hole in _holes(values)}
+    holes = {hole.place: None if hole.descriptor is None else Remade(hole.descriptor) for hole in _holes(values)}
     kinds = tuple([_kind(value) for value in values])
     call = InterpretedCall(decoded(kernel["name"]), tuple(arguments), kinds, values)
     return InterpretedLaunch([None] * len(holes), holes, call)
@@ -132,7 +136,7 @@ def _kind(value: Any) -> Any:
 
 def _function_as_json(function: Any) -> dict[str, Any]:
     if isinstance(function, Served):
-        return {"served": function.target.name(), "overload": function.target._overloadname}
+        return {"served": function.target.name()}
     if isinstance(function, Scoped) and isinstance(function.target, OpOverload):
         return {"scoped": function.target.name(), "selected": sorted(function._selected)}
     if isinstance(function, OpOverload):
@@ -145,7 +149,7 @@ def _function_as_json(function: Any) -> dict[str, Any]:
 
 
 def _function(described: dict[str, Any]) -> Callable[..., Any]:
-    ((kind, name),) = [item for item in described.items() if item[0] not in ("overload", "selected")]
+    ((kind, name),) = [item for item in described.items() if item[0] != "selected"]
     if kind == "python":
         return PYTHON[name]
     overload = _overload(name)
@@ -160,19 +164,13 @@ def _overload(qualified: str) -> OpOverload:
     """Return an operator by the name of its schema, such as "aten::add.Tensor"."""
     namespace, _, rest = qualified.partition("::")
     packet, _, overload = rest.partition(".")
-    if namespace in ("tritonite", "tritonite_optim"):
-        _register(qualified)
+    if namespace in _LIBRARIES:
+        # The import registers the operators.
+        importlib.import_module(_LIBRARIES[namespace])
+        pointwise_program()
     try:
         found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     except AttributeError:
         hint = "" if namespace in KNOWN else "; import the library that defines it first"
         raise ValueError(f"there is no operator {qualified}{hint}") from None
     return found
-
-
-def _register(qualified: str) -> None:
-    """Register the operators of Tritonite's own library, as their modules do."""
-    import tritonite.fused
-    from tritonite.graph.program import pointwise_program
-
-    pointwise_program()

@@ -21,7 +21,7 @@ def tree_as_json(spec: Any) -> Any:
     if isinstance(context, type):
         described: Any = {"class": _class_name(context)}
     elif isinstance(context, (list, tuple)) and any(isinstance(item, type) for item in context):
-        items = [{"class": _class_name(item)} if isinstance(item, type) else {"value": encoded(item)} for item in context]
+        items = [_item(item) for item in context]
         described = {"sequence": type(context) is tuple, "items": items}
     else:
         described = {"value": encoded(context)}
@@ -30,6 +30,10 @@ def tree_as_json(spec: Any) -> Any:
         "context": described,
         "children": [tree_as_json(child) for child in spec.children()],
     }
+
+
+def _item(item: Any) -> dict[str, Any]:
+    return {"class": _class_name(item)} if isinstance(item, type) else {"value": encoded(item)}
 
 
 def tree_of(described: Any) -> Any:

@@ -43,6 +43,12 @@ class Constants:
             self._tensors.append(tensor)
         return self._numbers[id(tensor)]
 
+    @property
+    def size(self) -> int:
+        """The bytes of the tensors that are saved by value."""
+        storages = {each.untyped_storage()._cdata: each for each in self._by_value()}
+        return sum(each.untyped_storage().nbytes() for each in storages.values())
+
     def written(self) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
         """Return (JSON of each tensor, the bytes of those saved by value, by member)."""
         ranges: dict[int, list[int]] = {}
@@ -52,7 +58,7 @@ class Constants:
             found[:] = [min(found[0], begin), max(found[1], end)]
         storages = {cdata: number for number, cdata in enumerate(ranges)}
         members: dict[str, bytes] = {}
-        described = []
+        described: list[dict[str, Any]] = []
         for tensor in self._tensors:
             meta = meta_of(tensor)
             name = self._names.get(id(tensor))
@@ -106,7 +112,8 @@ def constants_of(
             tensor = named.get(each["name"])
             if tensor is None:
                 raise ValueError(f"the tensor {each['name']!r} is saved by name; give load a module that has it")
-            if (own := _comparable(meta_of(tensor))) != _comparable(meta) or (meta["aligned"] and not _is_aligned(tensor)):
+            own, misaligned = _comparable(meta_of(tensor)), meta["aligned"] and tensor.data_ptr() % 16 != 0
+            if own != _comparable(meta) or misaligned:
                 raise ValueError(f"the tensor {each['name']!r} of the module has {own}, and the graph serves {meta}")
             found.append(tensor)
             continue
@@ -123,10 +130,6 @@ def constants_of(
 
 def _comparable(meta: dict[str, Any]) -> str:
     return json.dumps({name: value for name, value in meta.items() if name != "aligned"})
-
-
-def _is_aligned(tensor: torch.Tensor) -> bool:
-    return tensor.data_ptr() % 16 == 0
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Values of a plan as JSON. Anything but a boolean, an integer, a string or None is an object with one key, its kind."""
+"""Values of a plan as JSON: booleans, integers, strings and None as they are, others as objects whose key is a kind."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class Hole(NamedTuple):
-    """The place of a launch's parameter among the arguments of a kernel, with the fields of a descriptor or None."""
+    """The place of a step's parameter among a kernel's arguments, with the fields of a descriptor or None."""
 
-    index: int
+    place: int
     descriptor: dict[str, Any] | None
 
 
