@@ -163,6 +163,21 @@ def test_a_compiled_graph_takes_a_list(device, file):
         tritonite.save(compiled, file)
 
 
+def test_torch_keeps_no_graph_of_ours(device):
+    """`torch.compiler`'s files do not hold what the backend compiles, as the guide says."""
+    import tritonite.graph
+
+    assert tritonite.graph.backend
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="tritonite", fullgraph=True)
+    x = torch.ones(4, 8, device=device)
+    if hasattr(compiled, "aot_compile"):
+        with pytest.raises(AssertionError, match="CompiledGraph"):
+            compiled.aot_compile(((x,), {}))
+    compiled(x)
+    assert torch.compiler.save_cache_artifacts() is None
+
+
 def test_what_has_no_plan_is_refused(device, file):
     x = torch.randn(4, 4, device=device)
     function = recorded(lambda x, flag: x + 1 if flag else x @ x, (x, True))
@@ -186,7 +201,7 @@ def test_what_has_no_plan_is_refused(device, file):
             loaded(x, True)
     finally:
         torch.use_deterministic_algorithms(False)
-    with pytest.raises(NoSavedPlan, match="aligned otherwise"):
+    with pytest.raises(NoSavedPlan, match="aligned, share memory"):
         loaded(torch.randn(17, device=device)[1:].view(4, 4), True)
     with torch._subclasses.FakeTensorMode() as mode, pytest.raises(NoSavedPlan, match="FakeTensor of float32"):
         loaded(mode.from_tensor(x), True)
