@@ -1,4 +1,4 @@
-"""Write the tables of README.md from docs/benchmarks/*.json; with --check, exit with 1 if one is stale.
+"""Write the tables of README.md and of a guide from docs/benchmarks/*.json; with --check, exit with 1 if one is stale.
 
 A table stands between two comments, `<!-- NAME -->` and `<!-- end -->`.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import generated
 
+from tritonite.bench.graphs.results import GraphRun, table
 from tritonite.bench.percentiles import PROVIDER, kernel_speedup
 from tritonite.bench.results import ModelResult, Run, quantile
 
@@ -51,7 +52,20 @@ def compiled() -> Iterator[str]:
         yield f"| {_title(each.model)}, {_pass(each)} | {' | '.join(speedups)} |"
 
 
-TABLES = {"operators": operators, "torch.compile": compiled}
+def graphs() -> Iterator[str]:
+    """A line a model and way to run it: cold start, steady state, new shapes and start from a file."""
+    file = FOLDER / "graphs.json"
+    if file.exists():
+        yield from table(GraphRun.load(file))
+    else:
+        yield "`tritonite bench --graphs --json docs/benchmarks/graphs.json` measures what belongs here."
+
+
+# The tables of each page by name.
+TABLES = {
+    PAGE: {"operators": operators, "torch.compile": compiled},
+    PAGE.parent / "docs" / "guides" / "graphs.md": {"graphs": graphs},
+}
 
 
 def _title(model: str) -> str:
@@ -71,12 +85,17 @@ def _row(title: str, speedups: list[float | None]) -> str:
 
 
 def main() -> int:
-    text = PAGE.read_text()
-    for name, table in TABLES.items():
+    return max([_write(page, tables) for page, tables in TABLES.items()])
+
+
+def _write(page: Path, tables: dict[str, Callable[[], Iterator[str]]]) -> int:
+    text = page.read_text()
+    for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", "<!-- end -->"
-        inside = re.compile(f"({re.escape(begin)}).*?({re.escape(end)})", re.DOTALL)
-        text = inside.sub(lambda found, table=table: found[1] + "\n".join(table()) + "\n" + found[2], text)
-    return generated.write(PAGE, text, "README.md", "python tools/readme_tables.py")
+        inside = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
+        written = "".join(f"{line}\n" for line in lines())
+        text = inside.sub(written.replace("\\", r"\\"), text)
+    return generated.write(page, text, page.name, "python tools/readme_tables.py")
 
 
 if __name__ == "__main__":

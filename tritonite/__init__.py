@@ -39,6 +39,7 @@ __all__ = [
     "fused",
     "graph",
     "libentry",
+    "load",
     "load_kernels",
     "nn",
     "on_compile",
@@ -50,6 +51,7 @@ __all__ = [
     "record",
     "report",
     "reset_stats",
+    "save",
     "save_kernels",
     "stats",
     "unpatch",
@@ -69,6 +71,8 @@ def __getattr__(name: str) -> _Any:
         return _importlib.import_module(f"tritonite.{name}")
     if name == "record":
         return _importlib.import_module("tritonite.graph").record
+    if name in ("load", "save"):
+        return getattr(_importlib.import_module("tritonite.graph.saving.files"), name)
     if name in ("patch", "unpatch"):
         return getattr(_importlib.import_module("tritonite.patching"), name)
     if name in ("load_kernels", "save_kernels"):

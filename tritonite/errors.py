@@ -122,6 +122,24 @@ class MismatchedArtifact(TritoniteError):
     )
 
 
+class UnsavableGraph(TritoniteError):
+    """Raised by `tritonite.save` for something that a file of graphs cannot hold."""
+
+    template = "{name} cannot be saved: {reason}"
+
+
+class MismatchedGraph(TritoniteError):
+    """Raised by `tritonite.load` for graphs of another device, of other versions, or of another module."""
+
+    template = "{path} cannot be loaded here: {reason}"
+
+
+class NoSavedPlan(TritoniteError):
+    """Raised by a loaded function for a call that its file has no plan for."""
+
+    template = "{name} has no plan for this call: {reason}. A loaded function records and compiles nothing."
+
+
 class BuildFailed(TritoniteError):
     """Raised when the native dispatcher's compilation fails."""
 

@@ -26,7 +26,7 @@ from tritonite.bench import timing
 from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result, Timing
-from tritonite.bench.timing import ATEN, BOTH, COMPILE, COMPILED, PATCHED, TRITONITE, Provider
+from tritonite.bench.timing import ATEN, BOTH, COMPILE, COMPILED, GRAPH, PATCHED, TRITONITE, Provider
 from tritonite.errors import InvalidProvider, Unsupported
 from tritonite.registry.names import overload_named
 from tritonite.report.explain import declined_unasked
@@ -36,11 +36,12 @@ from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, REFERENCES, S
 
 
 def provider(text: str) -> Provider:
-    """Return the provider for "compile", "compile+tritonite", "patched", "compiled", or "name=module:attribute".
+    """Return the provider of a name, or for "name=module:attribute".
 
-    The attribute is a function that returns a context manager. Raises InvalidProvider for any other text.
+    The names are "compile", "compile+tritonite", "tritonite-graph", "patched" and "compiled". The attribute is a
+    function that returns a context manager. Raises InvalidProvider for any other text.
     """
-    known = {each.name: each for each in (COMPILE, BOTH, PATCHED, COMPILED)}
+    known = {each.name: each for each in (COMPILE, BOTH, GRAPH, PATCHED, COMPILED)}
     if text in known:
         return known[text]
     name, _, path = text.partition("=")

@@ -63,6 +63,16 @@ PATCHED = Provider("patched", _scope, form="patched")
 COMPILED = Provider("compiled", _scope, form="compiled")
 
 
+def _as_graph(function: Call) -> Call:
+    import tritonite.graph  # noqa: F401 - registers the backend
+
+    compiled: Call = torch.compile(function, backend="tritonite", dynamic=False)
+    return compiled
+
+
+GRAPH = Provider("tritonite-graph", wrap=_as_graph)
+
+
 def synchronize() -> None:
     if tritonite.backend.profiled:
         torch.cuda.synchronize()

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
@@ -89,6 +89,38 @@ def _measure_regressions(patterns: list[str] | None, rounds: int) -> None:
         console.print(table)
 
 
+def _measure_graphs(json: Path | None, **given: Any) -> None:
+    """Print times of whole graphs as a Markdown table, and write them as JSON after each result."""
+    from rich.progress import track
+
+    from tritonite.bench.graphs import results, run
+    from tritonite.bench.graphs.ways import WAYS
+    from tritonite.bench.run import machine
+
+    for name, chosen, known in (
+        ("--model", given["models"], {model for model, _ in run.SUBJECTS}),
+        ("--provider", given["ways"], WAYS.keys()),
+    ):
+        for each in chosen:
+            if each not in known:
+                raise typer.BadParameter(f"{each!r} is none of {', '.join(known)}", param_hint=name)
+    measured = results.GraphRun(machine(shlex.join(["tritonite", *sys.argv[1:]])))
+    plan = run.Plan(**given)
+    try:
+        for result in track(run.measure(plan), "measuring", run.count(plan), console=console, transient=True):
+            measured.results.append(result)
+            if json:
+                measured.save(json)
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted[/]")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        for line in results.table(measured):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if any(each.failure for each in measured.results):
+        raise typer.Exit(1)
+
+
 def _operators(chosen: list[str]) -> list[str]:
     """Return operators and globs unchanged, and add the operators that functions of these names call."""
     chosen = list(map(names.spelled, chosen))
@@ -155,7 +187,8 @@ def bench(
     provider: Annotated[
         list[str] | None,
         typer.Option(
-            help="further provider: compile, compile+tritonite; of models patched, compiled; or name=module:context"
+            help="further provider: compile, compile+tritonite, tritonite-graph; of models patched, compiled; or "
+            "name=module:context; with --graphs only this way to run models"
         ),
     ] = None,
     model: Annotated[
@@ -181,6 +214,14 @@ def bench(
     regressions: Annotated[
         bool, typer.Option(help="measure choices in the code against their alternatives instead; --op filters by name")
     ] = False,
+    graphs: Annotated[
+        bool,
+        typer.Option(
+            help="measure cold start, steady state, new shapes and start from a file of whole graphs instead: bert, "
+            "llama, resnet and vit; with --quick of tiny models"
+        ),
+    ] = False,
+    limit: Annotated[float, typer.Option(min=1, help="seconds that --graphs gives a process")] = 300.0,
     rounds: Annotated[int, typer.Option(min=1, help="rounds in which providers take turns")] = 10,
     jobs: Annotated[
         int | None,
@@ -197,6 +238,22 @@ def bench(
     """Time operators against ATen on this machine. Every result is checked first; exits with 1 on a wrong one."""
     if regressions:
         _measure_regressions(op, rounds)
+        return
+    if graphs:
+        _check_destinations(json, html, charts)
+        (kind,) = map(model_dtype, dtype or [""])
+        tiny = quick or tritonite.backend.interpreted
+        _measure_graphs(
+            json,
+            models=model or (),
+            ways=provider or (),
+            dtype=str(kind).removeprefix("torch."),
+            batch=batch,
+            tokens=tokens or (16 if tiny else usual_prompt()),
+            tiny=tiny,
+            rounds=rounds,
+            limit=limit,
+        )
         return
     from tritonite.bench import cases, models, results, run, timing, workers
     from tritonite.bench import console as view

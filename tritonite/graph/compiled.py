@@ -31,12 +31,45 @@ DEFAULT_SHAPES = 64
 _CUSTOM_OPERATORS = "_AnalyzeCustomOpInputOutputMode"
 
 
-class _Kept(NamedTuple):
-    """A plan, the same as an object of the native dispatcher or None, and the number of calls of each overload."""
+class Kept(NamedTuple):
+    """A plan that can run.
+
+    Args:
+        plan: the plan.
+        native: the plan as an object of the native dispatcher, or None.
+        calls: the number of calls of each overload.
+        settings, facts: the bits of the settings, and the facts about inputs that the plan depends on.
+    """
 
     plan: GraphPlan
     native: Any
     calls: Counter[str]
+    settings: int
+    facts: Hashable
+
+    @staticmethod
+    def of(plan: GraphPlan, inputs: int, settings: int, facts: Hashable) -> Kept:
+        """Return a plan for `inputs` inputs and constants that can run."""
+        calls = Counter(note.operator for note in plan.notes if not note.view and not note.reason)
+        for overload in calls:
+            # In a process that has loaded the plan, nothing has counted a call of the overload yet.
+            stats.counts_of(overload)
+        return Kept(plan, native.compiled(plan, inputs), calls, settings, facts)
+
+    def run(self, given: list[Any]) -> list[Any] | None:
+        """Run the plan on inputs and constants. Returns None if a kernel refuses the data."""
+        written = [given[i] for i in self.plan.written]
+        try:
+            outputs = execute(self.plan, given) if self.native is None else self.native.run(given)
+        except Decline:
+            outputs = None
+        if outputs is None:
+            return None
+        for tensor in written:
+            increment_version(tensor)
+        stats.count_replays(self.calls)
+        found: list[Any] = outputs
+        return found
 
 
 class CompiledGraph:
@@ -58,15 +91,20 @@ class CompiledGraph:
         self._selected = selected
         self.replayed = self.recorded = self.interpreted = 0
         self._shapes = shapes
-        self._plans: OrderedDict[Hashable, _Kept | str] = OrderedDict()
+        self._plans: OrderedDict[Hashable, Kept | str] = OrderedDict()
         if not self.reason and not devices.current.interpreted and native_dispatcher() is None:
             self.reason = "the native dispatcher is not in use"
 
     @property
     def plans(self) -> list[GraphPlan]:
         """The plans that are kept, the one used last at the end."""
+        return [kept.plan for kept in self.kept]
+
+    @property
+    def kept(self) -> list[Kept]:
+        """The plans that are kept, with what runs them and what they depend on."""
         with brief:
-            return [kept.plan for kept in self._plans.values() if isinstance(kept, _Kept)]
+            return [kept for kept in self._plans.values() if isinstance(kept, Kept)]
 
     @property
     def reasons(self) -> list[str]:
@@ -102,7 +140,7 @@ class CompiledGraph:
         capturing = contract.is_capturing()
         if self.reason or _is_watched():
             return self._interpret(inputs)
-        key = (contract.settings().bits, native.key(inputs) or _key(inputs))
+        key = (contract.settings().bits, native.key(inputs) or facts_about(inputs))
         with brief:
             kept = self._plans.get(key)
             if kept is not None:
@@ -112,11 +150,11 @@ class CompiledGraph:
         return self._record(key, inputs) if kept is None else self._replay(kept, inputs)
 
     def _record(self, key: Hashable, inputs: list[Any]) -> list[Any]:
+        settings, facts = contract.settings().bits, facts_about(inputs)
         outputs, plan = record_graph(self.lowered, inputs, _device(inputs))
+        kept: Kept | str
         if isinstance(plan, GraphPlan):
-            calls = Counter(note.operator for note in plan.notes if not note.view and not note.reason)
-            inputs_and_constants = self.lowered.inputs + len(self.lowered.constants)
-            kept: _Kept | str = _Kept(plan, native.compiled(plan, inputs_and_constants), calls)
+            kept = Kept.of(plan, self.lowered.inputs + len(self.lowered.constants), settings, facts)
         else:
             kept = plan
         dropped = None
@@ -132,24 +170,17 @@ class CompiledGraph:
         self.interpreted += 1
         return interpret(self.lowered, inputs)
 
-    def _replay(self, kept: _Kept, inputs: list[Any]) -> list[Any]:
-        given, plan = [*inputs, *self.lowered.constants.values()], kept.plan
-        written = [given[i] for i in plan.written]
+    def _replay(self, kept: Kept, inputs: list[Any]) -> list[Any]:
+        given = [*inputs, *self.lowered.constants.values()]
         # A kernel's assertion may fail in the interpreter. The calls are then made again, for ATen's error.
         again = (list(inputs), torch.get_rng_state()) if devices.current.interpreted else None
         inputs.clear()
-        try:
-            outputs = execute(plan, given) if kept.native is None else kept.native.run(given)
-        except Decline:
-            outputs = None
+        outputs = kept.run(given)
         if outputs is None:
             assert again is not None
             torch.set_rng_state(again[1])
             return self._interpret(again[0])
-        for tensor in written:
-            increment_version(tensor)
         self.replayed += 1
-        stats.count_replays(kept.calls)
         return outputs
 
 
@@ -167,13 +198,13 @@ def _device(inputs: list[Any]) -> torch.device:
     return devices.current_device()
 
 
-def _key(inputs: list[Any]) -> Hashable:
+def facts_about(inputs: list[Any]) -> Hashable:
     """Return all facts about a call that the steps of its plan depend on."""
     words: list[Any] = [_ambient()]
     first: dict[int, int] = {}
     for i, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
-            words.append((type(value), value))
+            words.append((type(value).__name__, value))
             continue
         if value.layout is not torch.strided:
             words.append((value.layout, value.dtype, value.device))
@@ -186,7 +217,7 @@ def _key(inputs: list[Any]) -> Hashable:
 
 
 def _ambient() -> tuple[Any, ...]:
-    """Return torch's settings that results may depend on."""
+    """Return torch's settings that results may depend on, in the order of `AMBIENT`."""
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
@@ -197,3 +228,15 @@ def _ambient() -> tuple[Any, ...]:
         torch.backends.cuda.matmul.fp32_precision,
         torch.backends.cudnn.conv.fp32_precision,
     )
+
+
+AMBIENT = (
+    "the default dtype",
+    "deterministic algorithms",
+    "torch.utils.deterministic.fill_uninitialized_memory",
+    "torch.backends.cudnn.enabled",
+    "torch.backends.mkldnn.enabled",
+    "torch.get_float32_matmul_precision()",
+    "torch.backends.cuda.matmul.fp32_precision",
+    "torch.backends.cudnn.conv.fp32_precision",
+)

@@ -29,6 +29,27 @@ class _Traced(NamedTuple):
     structure: Any
 
 
+class Kind(NamedTuple):
+    """The kind of a call: what decides which graph serves it.
+
+    Args:
+        structure: the structure of the arguments.
+        leaves: for each argument, a tensor's meta, or a value with the name of its type.
+        grad: whether gradients are enabled.
+        autocast: the settings of autocast.
+    """
+
+    structure: Any
+    leaves: tuple[Hashable, ...]
+    grad: bool
+    autocast: Hashable
+
+    def __str__(self) -> str:
+        parts = [_described(leaf) for leaf in self.leaves]
+        more = [] if self.autocast is None else ["under autocast"]
+        return ", ".join([*parts, "with gradients enabled" if self.grad else "without gradients", *more])
+
+
 class _Unwritten(OpaqueMode):
     """A mode after which tensors that a traced function writes have their values from before.
 
@@ -66,34 +87,39 @@ class Recorded:
         self._function = function
         self._options = options_of(None, options)
         self._selected = select(self._options.include, self._options.exclude)
-        self._traced: OrderedDict[Hashable, _Traced] = OrderedDict()
+        self._traced: OrderedDict[Kind, _Traced] = OrderedDict()
 
     @property
     def graphs(self) -> list[CompiledGraph]:
         with brief:
             return [each.graph for each in self._traced.values()]
 
+    @property
+    def traced(self) -> list[tuple[Kind, _Traced]]:
+        """The kinds of arguments with their graphs."""
+        with brief:
+            return list(self._traced.items())
+
     @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        key = structure, *map(_kind, leaves), torch.is_grad_enabled(), _autocast()
+        kind, tensors = kind_of(args, kwargs)
         with brief:
-            traced = self._traced.get(key)
+            traced = self._traced.get(kind)
             if traced is not None:
-                self._traced.move_to_end(key)
+                self._traced.move_to_end(kind)
         if traced is None:
-            traced = self._trace(leaves, structure)
+            traced = self._trace(args, kwargs)
             with brief:
-                self._traced[key] = traced
+                self._traced[kind] = traced
                 if len(self._traced) > self._options.shapes:
                     self._traced.popitem(last=False)
         with torch._C._DisableAutocast():
             return pytree.tree_unflatten(traced.graph(tensors), traced.structure)
 
-    def _trace(self, leaves: list[Any], structure: Any) -> _Traced:
+    def _trace(self, args: Any, kwargs: Any) -> _Traced:
         """Trace the function with fake tensors in the place of its arguments. Raises RecordedWithoutGradient."""
         results: Any = None
+        leaves, structure = pytree.tree_flatten((args, kwargs))
 
         def call(*tensors: torch.Tensor) -> list[Any]:
             nonlocal results
@@ -135,12 +161,29 @@ def record(function: Callable[..., Any], options: dict[str, Any] | None = None) 
     return Recorded(function, options)
 
 
-def _kind(leaf: Any) -> Hashable:
+def kind_of(args: Any, kwargs: Any) -> tuple[Kind, list[torch.Tensor]]:
+    """Return (kind of a call, the tensors among its arguments)."""
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return Kind(structure, tuple(map(_leaf, leaves)), torch.is_grad_enabled(), _autocast()), tensors
+
+
+def _leaf(leaf: Any) -> Hashable:
     """Return the part of an argument that a graph depends on."""
     if isinstance(leaf, torch.Tensor):
-        return type(leaf), leaf.dtype, leaf.device, leaf.shape, leaf.stride(), leaf.requires_grad
+        kind, shape = type(leaf), tuple(leaf.shape)
+        named = kind.__name__ if kind in (torch.Tensor, torch.nn.Parameter) else kind
+        return named, leaf.dtype, leaf.device, shape, leaf.stride(), leaf.requires_grad
     # 1, 1.0 and True are equal, and -0.0 equals 0.0.
-    return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf
+    return type(leaf).__name__, repr(leaf) if isinstance(leaf, float) else leaf
+
+
+def _described(leaf: Any) -> str:
+    if len(leaf) == 2:
+        return repr(leaf[1])
+    kind, dtype, device, shape, stride, _ = leaf
+    named = "" if isinstance(kind, str) else f"{kind.__name__} of "
+    return f"{named}{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)} on {device}"
 
 
 def _autocast() -> Hashable:

@@ -40,6 +40,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 # A file name, or a name of an entry with folders: no empty, hidden or parent folder.
 _FILE = re.compile(r"\w[\w.\-]*")
 _ENTRY = re.compile(r"\w[\w.\-]*(/\w[\w.\-]*)*")
+# Entries of these folders are not compressed: weights hardly shrink, and take long.
+_STORED = "entries/tensors/"
 # When all members claim to be written, so that equal contents make equal files.
 _TIME = (2020, 1, 1, 0, 0, 0)
 
@@ -115,7 +117,8 @@ def write(
     try:
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in {"manifest.json": json.dumps(manifest, indent=1).encode(), **members}.items():
-                archive.writestr(zipfile.ZipInfo(name, _TIME), data, zipfile.ZIP_DEFLATED)
+                kind = zipfile.ZIP_STORED if name.startswith(_STORED) else zipfile.ZIP_DEFLATED
+                archive.writestr(zipfile.ZipInfo(name, _TIME), data, kind)
         os.replace(unfinished, path)
     except OSError as error:
         raise UnusableFile(path=path, reason=error.strerror or error) from error

@@ -26,8 +26,9 @@ from tritonite import devices
 from tritonite.errors import CapturedInPart, Decline
 from tritonite.language.order import waits
 from tritonite.runtime import cache, compilation, contract, progress
+from tritonite.runtime.interpreted import InterpretedCall
 from tritonite.runtime.interpreter import interpreting, on_host
-from tritonite.runtime.nested import flatten, nest
+from tritonite.runtime.nested import flatten
 from tritonite.runtime.symbols import value_of
 
 # Compile options of kernels with assertions, which stop the program as ATen's assertions do.
@@ -185,7 +186,7 @@ class Launch:
             kinds = tuple(specialization.signature.values())[len(self._leading) + 2 :]
             values = [*operands, *outs, *flatten(kinds, self._fixed)]
             size = (specialization.grid, 1, 1)
-            recorder.add(specialization.types, values, size, self.compiled, self._replay)
+            recorder.add(specialization.types, values, size, self.compiled, self._host())
             if recorder.dry:
                 recorder.described(_described(specialization))
                 if (collector := compilation.collector()) is not None and not devices.current.interpreted:
@@ -204,9 +205,10 @@ class Launch:
         contract.note_launch()
         self._run(grid, 1, 1, stream, *self._packed, metadata, enter, exit_, *arguments)
 
-    def _replay(self, values: list[Any], grid: tuple[int, ...]) -> None:
-        kinds = tuple(self.specialization.signature.values())
-        self._interpret(nest(kinds, (*self._leading, None, None, *self._fixed), iter(values)))
+    def _host(self) -> InterpretedCall:
+        signature = self.specialization.signature
+        values = (*self._leading, None, None, *self._fixed)
+        return InterpretedCall(self.specialization.kernel, tuple(signature), tuple(signature.values()), values)
 
     def _interpret(self, values: tuple[Any, ...]) -> None:
         with interpreting():

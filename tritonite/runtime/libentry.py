@@ -26,10 +26,11 @@ from tritonite import devices, dtypes
 from tritonite.errors import InvalidDeclaration
 from tritonite.language.order import waits
 from tritonite.runtime import compilation, contract, launch
+from tritonite.runtime.interpreted import InterpretedCall
 from tritonite.runtime.interpreter import interpreting, on_host
 from tritonite.runtime.launch import DESCRIPTORS, LaunchDescription, Specialization
 from tritonite.runtime.locks import brief, fork_safe_lock
-from tritonite.runtime.nested import flatten, nest, retyped
+from tritonite.runtime.nested import flatten, retyped
 from tritonite.runtime.symbols import Symbol, value_of
 
 # Compiled kernels, and tuned configs, that a LibEntry keeps at most.
@@ -251,17 +252,13 @@ class LibEntry(KernelInterface):
         values = tuple([bound[name] for name in names])
         kinds = tuple(map(_kind, values)) if kernel is None else tuple(kernel.src.signature.values())
 
-        def interpret(leaves: list[Any], size: tuple[int, ...]) -> None:
-            given = nest(kinds, values, iter(leaves))
-            with interpreting():
-                self.jit.run(grid=size, warmup=False, **on_host(dict(zip(names, given, strict=True))))
-
         for parameter in self.jit.params if kernel is not None else ():
             given = bound.get(parameter.name)
             if _has_symbol(given) and (isinstance(given, tuple) or not _takes_any(parameter)):
                 recorder.unrecordable(f"the kernel is specialised for parameter {parameter.name}, a number of the call")
         types = tuple(flatten(kinds, kinds))
-        recorder.add(types, list(flatten(kinds, values)), size, kernel, interpret)
+        host = InterpretedCall(self.jit, tuple(names), kinds, values)
+        recorder.add(types, list(flatten(kinds, values)), size, kernel, host)
 
     def _description(self, bound: dict[str, Any], options: dict[str, Any], grid: Any) -> LaunchDescription:
         """Describe a launch for `explain`. `options` are compile options, such as num_warps."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import struct
@@ -17,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritonite.devices import nvidia
 from tritonite.runtime import compilation, contract, launch
 from tritonite.runtime.hollow import DataUnknown, hollow, is_hollow
-from tritonite.runtime.opaque import opaque
+from tritonite.runtime.interpreted import InterpretedCall, InterpretedLaunch, Remade
 from tritonite.runtime.plan import (
     Buffer,
     CopyStep,
@@ -168,7 +167,7 @@ class Recorder:
         values: Sequence[Any],
         grid: tuple[Any, ...],
         compiled: Any,
-        host: Callable[[list[Any], tuple[int, ...]], None],
+        host: InterpretedCall,
     ) -> None:
         """Note a launch.
 
@@ -177,7 +176,7 @@ class Recorder:
             values: the arguments, flattened, without constexprs.
             grid: three extents: numbers or `Blocks`.
             compiled: the compiled kernel, or None in the interpreter and in a dry recording.
-            host: launches such values with such a grid in the interpreter.
+            host: the kernel and its constants, for the interpreter.
         """
         if any(type(extent) is int and extent == 0 for extent in grid):
             # Triton launches nothing, and the driver would refuse an empty grid.
@@ -195,25 +194,25 @@ class Recorder:
         compiled: Any,
         host: Any,
     ) -> None:
-        holes: dict[int, Callable[[Any], Any]] = {}
+        holes: dict[int, Remade | None] = {}
         parameters: list[Parameter] = []
         needs = None if compiled is None else _launch_needs(compiled)
         descriptors = iter(needs.descriptors if needs else ())
         for i, value in enumerate(values):
             if isinstance(value, Symbol):
-                holes[i] = _as_is
+                holes[i] = None
                 # Without types, in the interpreter, "*" stands for any.
                 parameters.append(self._symbol(value, types[i].strip("*")))
             elif type(value) is int and value >= 0 and types[i][0] == "i":
                 parameters.append(value)
             elif isinstance(value, torch.Tensor):
-                holes[i] = _as_is
+                holes[i] = None
                 parameters.append((*self._source(value), value.dtype))
             elif isinstance(value, launch.DESCRIPTORS):
                 if needs and not self.dry:
                     parameters += self._descriptor(value, next(descriptors, None))
                 else:
-                    holes[i] = _descriptor_like(value)
+                    holes[i] = Remade.like(value)
                     parameters.append((*self._source(value.base), value.base.dtype))
             else:
                 parameters.append(_bits(types[i], value))
@@ -222,14 +221,7 @@ class Recorder:
             raise Unrecordable("a grid with a symbol that is not in blocks")
         if needs is None:
             template = [None if i in holes else value for i, value in enumerate(values)]
-
-            @opaque
-            def run(given: list[Any], size: tuple[int, ...]) -> None:
-                filled = list(template)
-                for (i, make), value in zip(holes.items(), given, strict=True):
-                    filled[i] = make(value)
-                host(filled, size)
-
+            run = InterpretedLaunch(template, holes, host)
             self._plan.steps.append(LaunchStep([parameters[i] for i in holes], extents, owner=run, fills=self._fills))
             return
         if needs.profiled:
@@ -450,16 +442,6 @@ def record(
     finally:
         contract.swap_recorder(outer)
     return results, recorder
-
-
-def _as_is(value: Any) -> Any:
-    return value
-
-
-def _descriptor_like(descriptor: TensorDescriptor) -> Callable[[torch.Tensor], TensorDescriptor]:
-    """Return a function that makes an equal descriptor of another tensor. The function keeps no tensor alive."""
-    fields = {f.name: getattr(descriptor, f.name) for f in dataclasses.fields(descriptor) if f.name != "base"}
-    return lambda base: TensorDescriptor(base, **fields)
 
 
 def _bits(kind: str, value: Any) -> int:

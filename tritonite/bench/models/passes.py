@@ -164,14 +164,14 @@ def _check(case: str, ways: Ways, minimum: float) -> dict[str, float]:
     for provider, phase in ways.items():
         with provider.scope(None):
             actual = _pass(phase)[0]
-        if reason := _disagreement(actual, expected, minimum):
+        if reason := disagreement(actual, expected, minimum):
             raise WrongAnswer(provider=provider.name, case=case, reason=reason)
         if provider.name != timing.ATEN.name:
             similarities[provider.name] = similarity(actual, expected)
     return similarities
 
 
-def _disagreement(actual: torch.Tensor, expected: torch.Tensor, minimum: float) -> str:
+def disagreement(actual: torch.Tensor, expected: torch.Tensor, minimum: float) -> str:
     """Return how results differ from ATen's beyond `minimum` similarity; "" if they agree."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return f"{actual.dtype} {list(actual.shape)} where ATen gives {expected.dtype} {list(expected.shape)}"

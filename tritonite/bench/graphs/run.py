@@ -1,0 +1,125 @@
+"""Measures models in processes of their own, so that no cold start finds what another one has loaded or compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tritonite.bench.graphs.results import GraphResult
+from tritonite.bench.graphs.subjects import SUBJECTS
+from tritonite.bench.graphs.ways import CACHED, FORWARD_ONLY, WAYS
+
+# Variables that name folders of disk caches.
+_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+_LONGEST_REASON = 200
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The models and ways to measure, and their sizes.
+
+    Attributes:
+        models: names of models; empty for all.
+        ways: names of ways; empty for all.
+        dtype: the name of a dtype of torch.
+        limit: seconds that a process may take. A model in one way takes two, and a third if it writes a file.
+    """
+
+    models: Sequence[str] = ()
+    ways: Sequence[str] = ()
+    dtype: str = "bfloat16"
+    batch: int = 1
+    tokens: int = 512
+    tiny: bool = False
+    rounds: int = 30
+    limit: float = 300.0
+
+
+def measure(plan: Plan) -> Iterator[GraphResult]:
+    """Yield a result for each model and way. What takes longer than the limit, or fails, has a failure."""
+    with tempfile.TemporaryDirectory(prefix="tritonite-bench-") as folder:
+        for model, phase, way in _chosen(plan):
+            yield _measured(plan, model, phase, way, Path(folder) / f"{model}-{phase}")
+
+
+def count(plan: Plan) -> int:
+    """Return the number of results of `measure`."""
+    return len(_chosen(plan))
+
+
+def _chosen(plan: Plan) -> list[tuple[str, str, str]]:
+    """Return (model, phase, way) of each result. A training step runs in no way that has no gradient."""
+    return [
+        (model, phase, way)
+        for model, phase in SUBJECTS
+        for way in WAYS
+        if model in (plan.models or (model,))
+        and way in (plan.ways or (way,))
+        and not (phase == "train" and way in FORWARD_ONLY)
+    ]
+
+
+def _measured(plan: Plan, model: str, phase: str, way: str, file: Path) -> GraphResult:
+    """Return the result of one model in one way."""
+    result = GraphResult(model, phase, plan.dtype, way)
+    task = {
+        **{"model": model, "phase": phase, "way": way, "dtype": plan.dtype, "batch": plan.batch},
+        **{"tokens": plan.tokens, "tiny": plan.tiny, "rounds": plan.rounds, "file": str(file), "only_start": False},
+    }
+    if way == "tritonite-file" and not file.exists():
+        # Another process writes the file.
+        with tempfile.TemporaryDirectory(prefix="tritonite-bench-") as caches:
+            first = _answer(task | {"way": "tritonite-record"}, caches, plan.limit)
+        if reason := first.get("failure"):
+            return replace(result, failure=f"no file: {reason}")
+    with tempfile.TemporaryDirectory(prefix="tritonite-bench-") as caches:
+        found = _answer(task, caches, plan.limit)
+        if not found.get("failure") and way in CACHED:
+            found["cached"] = _answer(task | {"only_start": True}, caches, plan.limit).get("cold")
+    return GraphResult.of_json({"model": model, "phase": phase, "dtype": plan.dtype, "way": way, **found})
+
+
+def _answer(task: dict[str, Any], caches: str, limit: float) -> dict[str, Any]:
+    """Run a process with folders of caches, and return its answer, or its failure."""
+    environment = os.environ | {name: os.path.join(caches, name) for name in _CACHES}
+    command = [sys.executable, "-W", "ignore", "-m", "tritonite.bench.graphs.measure", json.dumps(task)]
+    # A group of its own, because Inductor starts processes that compile.
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"no answer within {limit:.0f} s"}
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        return {"failure": _reason(errors) or f"it ended with exit code {process.returncode}"}
+    return parsed(output)
+
+
+def parsed(output: str) -> dict[str, Any]:
+    """Return the answer in the last line of a process's output, or a failure."""
+    lines = output.strip().splitlines()
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {"failure": "the process gave no answer"}
+
+
+def _reason(errors: str) -> str:
+    """Return the last line of a traceback that names an error."""
+    lines = [line for line in errors.strip().splitlines() if line and not line.startswith((" ", "\t"))]
+    return lines[-1][:_LONGEST_REASON] if lines else ""
