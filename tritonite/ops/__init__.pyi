@@ -234,6 +234,7 @@ def _conv_depthwise2d(
     *,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
+def _convert_weight_to_int4pack(self: torch.Tensor, innerKTiles: int) -> torch.Tensor: ...
 @overload
 def _convolution(
     input: torch.Tensor,
@@ -363,6 +364,43 @@ def _ctc_loss_backward(
     *,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
+def _cudnn_attention_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    philox_seed: torch.Tensor,
+    philox_offset: torch.Tensor,
+    attn_bias: torch.Tensor,
+    cum_seq_q: torch.Tensor,
+    cum_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+def _cudnn_attention_forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor
+]: ...
 def _cummax_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
 def _cummin_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
 @overload
@@ -1623,6 +1661,56 @@ def _fused_dropout(
 def _fused_dropout(
     self: torch.Tensor, p: float, generator: torch._C.Generator | None = None, *, out0: torch.Tensor, out1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _fused_moving_avg_obs_fq_helper(
+    self: torch.Tensor,
+    observer_on: torch.Tensor,
+    fake_quant_on: torch.Tensor,
+    running_min: torch.Tensor,
+    running_max: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    averaging_const: float,
+    quant_min: int,
+    quant_max: int,
+    ch_axis: int,
+    per_row_fake_quant: bool = False,
+    symmetric_quant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _fused_moving_avg_obs_fq_helper(
+    self: torch.Tensor,
+    observer_on: torch.Tensor,
+    fake_quant_on: torch.Tensor,
+    running_min: torch.Tensor,
+    running_max: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    averaging_const: float,
+    quant_min: int,
+    quant_max: int,
+    ch_axis: int,
+    per_row_fake_quant: bool = False,
+    symmetric_quant: bool = False,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def _fused_moving_avg_obs_fq_helper_functional(
+    self: torch.Tensor,
+    observer_on: torch.Tensor,
+    fake_quant_on: torch.Tensor,
+    running_min: torch.Tensor,
+    running_max: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    averaging_const: float,
+    quant_min: int,
+    quant_max: int,
+    ch_axis: int,
+    per_row_fake_quant: bool = False,
+    symmetric_quant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 def _fused_rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None, eps: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -2353,6 +2441,20 @@ def _to_copy(
     out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
+def _transform_bias_rescale_qkv(
+    qkv: torch.Tensor, qkv_bias: torch.Tensor, num_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _transform_bias_rescale_qkv(
+    qkv: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    num_heads: int,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
 def _trilinear(
     i1: torch.Tensor,
     i2: torch.Tensor,
@@ -2591,6 +2693,9 @@ def _upsample_nearest_exact3d_backward(
     scales_w: float | None = None,
     *,
     grad_input: torch.Tensor,
+) -> torch.Tensor: ...
+def _weight_int4pack_mm(
+    self: torch.Tensor, mat2: torch.Tensor, qGroupSize: int, qScaleAndZeros: torch.Tensor
 ) -> torch.Tensor: ...
 def _weight_int8pack_mm(self: torch.Tensor, mat2: torch.Tensor, scales: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -3738,6 +3843,18 @@ def count_nonzero(self: torch.Tensor, dim: Sequence[int], *, out: torch.Tensor) 
 @overload
 def count_nonzero(self: torch.Tensor, dim: int | None = None, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def cudnn_affine_grid_generator(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> torch.Tensor: ...
+@overload
+def cudnn_affine_grid_generator(
+    theta: torch.Tensor, N: int, C: int, H: int, W: int, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def cudnn_affine_grid_generator_backward(grad: torch.Tensor, N: int, C: int, H: int, W: int) -> torch.Tensor: ...
+@overload
+def cudnn_affine_grid_generator_backward(
+    grad: torch.Tensor, N: int, C: int, H: int, W: int, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
 def cudnn_batch_norm(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -3815,6 +3932,32 @@ def cudnn_convolution(
     benchmark: bool,
     deterministic: bool,
     allow_tf32: bool,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def cudnn_convolution_add_relu(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    z: torch.Tensor,
+    alpha: _Number | None,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor: ...
+@overload
+def cudnn_convolution_add_relu(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    z: torch.Tensor,
+    alpha: _Number | None,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
     *,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
@@ -4607,6 +4750,14 @@ def hardtanh_backward(
     grad_output: torch.Tensor, self: torch.Tensor, min_val: _Number, max_val: _Number, *, grad_input: torch.Tensor
 ) -> torch.Tensor: ...
 @overload
+def hash_tensor(
+    self: torch.Tensor, dim: int | Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
+) -> torch.Tensor: ...
+@overload
+def hash_tensor(
+    self: torch.Tensor, dim: int | Sequence[int] = (), *, keepdim: bool = False, mode: int = 0, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
 def heaviside(self: torch.Tensor, values: torch.Tensor) -> torch.Tensor: ...
 @overload
 def heaviside(self: torch.Tensor, values: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -4943,6 +5094,14 @@ def lgamma_(self: torch.Tensor) -> torch.Tensor: ...
 def lift_fresh_copy(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def lift_fresh_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+def linalg__powsum(
+    self: torch.Tensor,
+    ord: _Number = 2,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor: ...
 @overload
 def linalg_cholesky_ex(
     self: torch.Tensor, *, upper: bool = False, check_errors: bool = False
@@ -4965,6 +5124,44 @@ def linalg_inv_ex(A: torch.Tensor, *, check_errors: bool = False) -> tuple[torch
 def linalg_inv_ex(
     A: torch.Tensor, *, check_errors: bool = False, inverse: torch.Tensor, info: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_ldl_factor_ex(
+    self: torch.Tensor, *, hermitian: bool = False, check_errors: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_ldl_factor_ex(
+    self: torch.Tensor,
+    *,
+    hermitian: bool = False,
+    check_errors: bool = False,
+    LD: torch.Tensor,
+    pivots: torch.Tensor,
+    info: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_ldl_solve(
+    LD: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, hermitian: bool = False
+) -> torch.Tensor: ...
+@overload
+def linalg_ldl_solve(
+    LD: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, hermitian: bool = False, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def linalg_lstsq(
+    self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def linalg_lstsq(
+    self: torch.Tensor,
+    b: torch.Tensor,
+    rcond: float | None = None,
+    *,
+    driver: str | None = None,
+    solution: torch.Tensor,
+    residuals: torch.Tensor,
+    rank: torch.Tensor,
+    singular_values: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
 def linalg_lu(A: torch.Tensor, *, pivot: bool = True) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
