@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from tritonite import devices
+
 
 class Binary:
     """A GPU kernel of a file. `function` is the driver's handle, which `_module` keeps valid."""
@@ -17,7 +19,7 @@ class Binary:
         (metadata,) = [json.loads(data) for name, data in files.items() if name.endswith(".json")]
         (binary,) = [data for name, data in files.items() if not name.endswith(".json")]
         self.hash = key
-        with torch.cuda.device(device):
+        with devices.of(device).runtime.on(device):
             loaded = driver.active.utils.load_binary(metadata["name"], binary, metadata["shared"], device.index or 0)
         self._module, self.function = loaded[0], loaded[1]
 

@@ -128,14 +128,14 @@ def load(path: str | os.PathLike[str], module: torch.nn.Module | None = None) ->
 
 def facts() -> dict[str, Any]:
     """Return what decides whether another process can run plans of this one."""
-    on_gpu = devices.current.type == "cuda"
+    device = devices.current_device()
     return {
         "Tritonite": sys.modules["tritonite"].__version__,
         "torch": torch.__version__.partition("+")[0],
         "Triton": triton.__version__,
         "device": devices.current.type + (" (Triton's interpreter)" if devices.current.interpreted else ""),
-        "GPU": torch.cuda.get_device_name() if on_gpu else "none",
-        "capability": ".".join(map(str, torch.cuda.get_device_capability())) if on_gpu else "none",
+        "GPU": devices.name_of(device),
+        "capability": devices.architecture(device) or "none",
     }
 
 

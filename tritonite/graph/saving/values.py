@@ -12,6 +12,7 @@ from triton import language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from tritonite import devices
 from tritonite.errors import UnsavableGraph
 from tritonite.graph.plan import (
     AllocateStep,
@@ -103,7 +104,7 @@ def decoded(value: Any) -> Any:
 
 def device_of(kind: str) -> torch.device:
     """Return the current device of a kind: a file has no index of a device."""
-    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    return devices.indexed(torch.device(kind))
 
 
 def _items(given: Any) -> list[Any]:
