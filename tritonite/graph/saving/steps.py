@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 
 from tritonite.errors import UnsavableGraph
+from tritonite.graph.fused_call import fused_call
 from tritonite.graph.operators import KNOWN, Scoped, Served, function_of
 from tritonite.graph.plan import CallStep, GraphPlan
 from tritonite.graph.program import pointwise_program
@@ -165,9 +166,10 @@ def _overload(qualified: str) -> OpOverload:
     namespace, _, rest = qualified.partition("::")
     packet, _, overload = rest.partition(".")
     if namespace in _LIBRARIES:
-        # The import registers the operators.
+        # The import registers the operators, and so do these functions.
         importlib.import_module(_LIBRARIES[namespace])
         pointwise_program()
+        fused_call()
     try:
         found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     except AttributeError:
