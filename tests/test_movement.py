@@ -442,3 +442,17 @@ def test_rows_of_all_dimensions_share_a_tile(device):
                 found = view.clone(memory_format=torch.contiguous_format), view.half(), view + other
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
             assert found[0].is_contiguous() and found[2].stride() == expected[2].stride()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("value", [-100.0, 2.7, -0.5, 0.0])
+def test_integers_are_padded_with_a_truncated_float(dtype, value):
+    """The labels of a decoder are padded with -100.0. A number that the dtype has not is ATen's to refuse."""
+    x = torch.ones(3, 4, dtype=dtype, device=tritonite.device)
+    pad = tritonite.overloads()["constant_pad_nd"]
+    if dtype is torch.uint8 and value < 0:
+        with pytest.raises(Decline):
+            pad(x, [1, 2], value)
+        return
+    assert torch.equal(pad(x, [1, 2], value), torch.ops.aten.constant_pad_nd(x, [1, 2], value))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch._prims_common import suggest_memory_format
 
-from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED
+from tritonite.dtypes import ALL, BOOL, COMPLEX, FLOATS, INTS, MOVED
 from tritonite.engine.iteration import has_channels_last
 from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, words
 from tritonite.engine.pointwise.gathered import Gathered
@@ -33,9 +33,21 @@ def _padded(source, starts, sizes, at, value):
     return tl.where(inside, loaded, value.to(loaded.dtype))
 
 
-@operator("constant_pad_nd", accepts=MOVED, pin_zero_or_one=("value",))
+def _truncated(value, dtype):
+    """Return a float as ATen converts it to an integral dtype. Declines one out of range, for which ATen raises."""
+    if dtype is torch.bool:
+        return bool(value)
+    limits = torch.iinfo(dtype)
+    if not limits.min <= value <= limits.max:
+        raise Decline(f"{value} around elements of {dtype}")
+    return int(value)
+
+
+@operator("constant_pad_nd", accepts=MOVED, pin=("value",))
 def constant_pad_nd(self, pad, value, outs=()):
     check_conversion(self.dtype, self.dtype)
+    if isinstance(value, float) and self.dtype in (*INTS, *BOOL):
+        value = _truncated(value, self.dtype)
     rank = self.dim()
     if len(pad) % 2 or len(pad) > 2 * rank:
         raise Decline(f"{len(pad)} pads for {rank} dimensions")

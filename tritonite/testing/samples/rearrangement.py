@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from tritonite.dtypes import BOOL, INTS
 from tritonite.engine.iteration import has_channels_last
 from tritonite.testing.samples import facts
 
@@ -91,15 +90,6 @@ def _columns(tensors: facts.Tensors) -> dict[str, Any] | None:
         return None
     few = x.reshape(-1)[torch.arange(216, device=x.device) % x.numel()]
     return {"self": few.reshape(2, 12, 9), "output_size": [4, 5], **_WINDOWS}
-
-
-facts.may_decline(
-    ("nn.functional.pad.constant",),
-    ("functional",),
-    "*floating-point number for integer tensors",
-    "ATen truncates the number that it pads integers with",
-    dtypes=(*INTS[1:], *BOOL),
-)
 
 
 def _with_all_pads(count: int, arguments: dict[str, Any]) -> dict[str, Any]:
