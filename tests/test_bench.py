@@ -57,7 +57,7 @@ def test_cases_can_be_called(case):
     # In some cases other arguments have the shape, too.
     if not tritonite.backend.interpreted and case.pair is None and case.family not in indexing.FAMILIES:
         op = tritonite.overloads()[case.overload]
-        shape = cases._shapes(op)[1] if op.family == "matmul" else (16, 64)
+        shape = cases._shapes(op)[1] if op.family in ("linalg", "matmul") else (16, 64)
         case = dataclasses.replace(case, operands=cases._alike(op, shape))
     try:
         sample = case.sample()

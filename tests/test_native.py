@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 import tritonite
 from tritonite.registry.names import overload_named
 from tritonite.runtime import launch, native
+from tritonite.runtime.interpreted import InterpretedCall
 from tritonite.testing.judge import poisoned
 from tritonite.testing.samples import samples
 
@@ -391,15 +392,20 @@ def test_an_operator_outside_aten_counts_versions():
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """Return the list of the names of kernels that `Launch` runs in the interpreter from then on."""
+    """Return the list of the names of kernels that run in the interpreter from then on, by `Launch` or a plan."""
     names = []
-    run = launch.Launch._interpret
+    run, replay = launch.Launch._interpret, InterpretedCall.__call__
 
     def noting(self, values):
         names.append(self.specialization.kernel.__name__)
         run(self, values)
 
+    def noting_replay(self, leaves, grid):
+        names.append(self.kernel.__name__)
+        replay(self, leaves, grid)
+
     monkeypatch.setattr(launch.Launch, "_interpret", noting)
+    monkeypatch.setattr(InterpretedCall, "__call__", noting_replay)
     return names
 
 

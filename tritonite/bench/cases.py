@@ -66,6 +66,8 @@ SHAPES |= dict.fromkeys(("bmm", "baddbmm"), ((16, 1024, 1024, 1024), (128, 2048,
 SHAPES |= {"addbmm": ((16, 1024, 1024, 1024),), "_grouped_mm": ((64, 16_384, 4096, 4096), (64, 16_384, 1408, 2048))}
 SHAPES |= dict.fromkeys(("mv", "addmv", "addr"), ((8192, 8192), (128_256, 4096)))
 SHAPES |= dict.fromkeys(("dot", "vdot"), ((2**20,), (2**26,)))
+# A matrix, and batches of small and of large ones for a program.
+SHAPES["linalg"] = (SMALL, (1024, 32, 32), (64, 128, 128))
 # (rows, width) of layers: hidden sizes 4096 and 2048, and the inner size of a feed-forward layer.
 FUSED: tuple[Shape, ...] = ((8192, 4096), (4096, 14_336), (16_384, 2048))
 # Copies: small ones, and larger than any cache.
@@ -491,7 +493,7 @@ def _shapes(op: Op) -> tuple[tuple[Shape, ...], Shape]:
     small = tuple([64] * len(shapes[0])) if op.family == "matmul" else SMALL
     if not tritonite.backend.interpreted:
         return shapes, small
-    return (small,) if op.family == "matmul" else INTERPRETED, small
+    return (small,) if op.family in ("linalg", "matmul") else INTERPRETED, small
 
 
 def _flops(op: Op, shape: Shape) -> int | None:
