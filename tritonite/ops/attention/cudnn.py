@@ -95,10 +95,15 @@ def cudnn_attention_forward(
     is_causal,
     return_debug_mask,
     scale,
+    # Since torch 2.14.
+    seqused_k=None,
+    block_table=None,
     outs=(),
 ):
     """Compute what `scaled_dot_product_attention` calls for sequences that are not packed."""
     checks.check_not_nested(cum_seq_q, cum_seq_k)
+    if seqused_k is not None or block_table is not None:
+        raise Decline("seqused_k or block_table is given, which is not served")
     return cudnn_attention(
         query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale
     )
