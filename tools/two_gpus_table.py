@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass
 class Row:
-    """What a way gave: errors of the loss and of the worst gradient, and calls, all processes together."""
+    """Errors of the loss and of the worst gradient of a way to share a step, and its calls on all processes."""
 
     way: str
     tritonite: bool

@@ -41,9 +41,9 @@ class Call(NamedTuple):
     scale: Any
 
 
-def cuda_operator(name, accepts):
-    """Declare an operator that ATen has for CUDA alone."""
-    return operator(name, accepts=accepts, pin_zero_or_one=("dropout_p",), cuda_only=(name,))
+def cuda_operator(*names, accepts):
+    """Declare operators that ATen has for CUDA alone, with the same arguments in any order."""
+    return operator(*names, accepts=accepts, pin_zero_or_one=("dropout_p",), cuda_only=names)
 
 
 def check_rank(*tensors):

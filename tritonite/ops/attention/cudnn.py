@@ -32,7 +32,7 @@ def _problem(query, key, value, attn_bias, dropout_p, is_causal, scale):
     return checks.problem_of(query, key, value, bias, is_causal, scale)
 
 
-@checks.cuda_operator("_scaled_dot_product_cudnn_attention", FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_cudnn_attention", accepts=FLOATS_OF_16_BITS)
 def cudnn_attention(
     query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale, outs=()
 ):
@@ -49,7 +49,9 @@ def cudnn_attention(
     return out, logsumexp, None, None, queries, key.shape[2], seed, offset, None
 
 
-@checks.cuda_operator("_scaled_dot_product_cudnn_attention_backward", FLOATS_OF_16_BITS)
+@checks.cuda_operator(
+    "_scaled_dot_product_cudnn_attention_backward", "_cudnn_attention_backward", accepts=FLOATS_OF_16_BITS
+)
 def cudnn_attention_backward(
     grad_out,
     query,
@@ -80,7 +82,7 @@ def cudnn_attention_backward(
     return run_backward(problem, "cudnn", grad_out, out, rows, grads)
 
 
-@checks.cuda_operator("_cudnn_attention_forward", FLOATS_OF_16_BITS)
+@checks.cuda_operator("_cudnn_attention_forward", accepts=FLOATS_OF_16_BITS)
 def cudnn_attention_forward(
     query,
     key,
@@ -106,45 +108,4 @@ def cudnn_attention_forward(
         raise Decline("seqused_k or block_table is given, which is not served")
     return cudnn_attention(
         query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale
-    )
-
-
-@checks.cuda_operator("_cudnn_attention_backward", FLOATS_OF_16_BITS)
-def cudnn_attention_gradients(
-    grad_out,
-    query,
-    key,
-    value,
-    out,
-    logsumexp,
-    philox_seed,
-    philox_offset,
-    attn_bias,
-    cum_seq_q,
-    cum_seq_k,
-    max_q,
-    max_k,
-    dropout_p,
-    is_causal,
-    scale,
-    outs=(),
-):
-    """Compute the gradient of `scaled_dot_product_attention`, whose arguments have another order in ATen's schema."""
-    return cudnn_attention_backward(
-        grad_out,
-        query,
-        key,
-        value,
-        out,
-        logsumexp,
-        philox_seed,
-        philox_offset,
-        attn_bias,
-        cum_seq_q,
-        cum_seq_k,
-        max_q,
-        max_k,
-        dropout_p,
-        is_causal,
-        scale,
     )

@@ -150,7 +150,7 @@ def _efficient_backward(call, gradient):
     return *grads, grad_bias
 
 
-@checks.cuda_operator("_scaled_dot_product_efficient_attention", SINGLE_FLOATS)
+@checks.cuda_operator("_scaled_dot_product_efficient_attention", accepts=SINGLE_FLOATS)
 def _efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
     call = _dense_call(query, key, value, attn_bias, dropout_p, is_causal, scale)
@@ -158,7 +158,7 @@ def _efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropo
     return out.transpose(1, 2), *others
 
 
-@checks.cuda_operator("_scaled_dot_product_efficient_attention_backward", SINGLE_FLOATS)
+@checks.cuda_operator("_scaled_dot_product_efficient_attention_backward", accepts=SINGLE_FLOATS)
 def _efficient_attention_backward(
     grad_out_,
     query,
@@ -183,7 +183,7 @@ def _efficient_attention_backward(
     return *checks.rows_first(*grads), grad_bias
 
 
-@checks.cuda_operator("_efficient_attention_forward", SINGLE_FLOATS)
+@checks.cuda_operator("_efficient_attention_forward", accepts=SINGLE_FLOATS)
 def _efficient_attention_rows(
     query,
     key,
@@ -214,7 +214,7 @@ def _efficient_attention_rows(
     return *results, longest[0], longest[1] if max_seqlen_k is None else max_seqlen_k
 
 
-@checks.cuda_operator("_efficient_attention_backward", SINGLE_FLOATS)
+@checks.cuda_operator("_efficient_attention_backward", accepts=SINGLE_FLOATS)
 def _efficient_attention_rows_backward(
     grad_out_,
     query,

@@ -73,7 +73,7 @@ def _flash_backward(call, grad_out, out, logsumexp, state):
     return grads
 
 
-@checks.cuda_operator("_scaled_dot_product_flash_attention", FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_flash_attention", accepts=FLOATS_OF_16_BITS)
 def _flash_attention(query, key, value, dropout_p, is_causal, return_debug_mask, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
     lengths = checks.query_and_key_rows(query, key)
@@ -82,7 +82,7 @@ def _flash_attention(query, key, value, dropout_p, is_causal, return_debug_mask,
     return out.transpose(1, 2), logsumexp, None, None, *lengths, *rest
 
 
-@checks.cuda_operator("_scaled_dot_product_flash_attention_backward", FLOATS_OF_16_BITS)
+@checks.cuda_operator("_scaled_dot_product_flash_attention_backward", accepts=FLOATS_OF_16_BITS)
 def _flash_attention_backward(
     grad_out,
     query,
@@ -117,7 +117,7 @@ def _check_no_options(*values):
         raise Decline("a window, seqused_k, alibi_slopes or block_table is given, which is not served")
 
 
-@checks.cuda_operator("_flash_attention_forward", FLOATS_OF_16_BITS)
+@checks.cuda_operator("_flash_attention_forward", accepts=FLOATS_OF_16_BITS)
 def _flash_attention_rows(
     query,
     key,
@@ -145,7 +145,7 @@ def _flash_attention_rows(
     return _flash_forward(call, return_debug_mask)
 
 
-@checks.cuda_operator("_flash_attention_backward", FLOATS_OF_16_BITS)
+@checks.cuda_operator("_flash_attention_backward", accepts=FLOATS_OF_16_BITS)
 def _flash_attention_rows_backward(
     grad_out,
     query,
