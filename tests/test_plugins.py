@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,12 +34,11 @@ def results(tmp_path_factory):
 
     def run(package):
         if package not in found:
-            site = tmp_path_factory.mktemp(package)
-            # A copy, because setuptools builds in the source's folder.
-            source = tmp_path_factory.mktemp("source") / package
-            subprocess.run(["cp", "-r", FOLDER / package, source], check=True)
+            site, source = tmp_path_factory.mktemp(package), tmp_path_factory.mktemp("source")
+            # Copies, because setuptools builds in the source's folder.
+            sources = [shutil.copytree(FOLDER / name, source / name) for name in ("backend", package)]
             pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-            subprocess.run([*pip, "--target", site, source], check=True, capture_output=True)
+            subprocess.run([*pip, "--target", site, *sources], check=True, capture_output=True)
             path = os.pathsep.join([str(FOLDER.parents[1]), str(site)])
             environment = os.environ | {"PYTHONPATH": path, "TRITONITE_NATIVE": "0"}
             command = [sys.executable, "-W", "ignore", FOLDER / "checks.py", package]

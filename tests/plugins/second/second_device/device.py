@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from python_backend.memory import on_host
 
-from second_device.memory import on_host
 from tritonite.devices import Device, Runtime
 
 

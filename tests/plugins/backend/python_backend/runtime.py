@@ -1,4 +1,4 @@
-"""The module `torch.soft`: one device, whose calls have ended when they return, its streams, events and generator."""
+"""The module `torch.NAME`: one device, whose calls have ended when they return, its streams, events and generator."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import time
 from typing import Any
 
 import torch
+
+
+def device_type() -> str:
+    """Return the name that `register` has given PrivateUse1."""
+    return torch._C._get_privateuse1_backend_name()
 
 
 class Event:
@@ -33,7 +38,7 @@ class Stream:
     """A queue of launches, each of which ends before the next call of Python."""
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
-        self.device, self.priority = torch.device("soft", 0), priority
+        self.device, self.priority = torch.device(device_type(), 0), priority
 
     def synchronize(self) -> None:
         """Do nothing: what was launched has ended."""
@@ -48,7 +53,7 @@ class Stream:
 
 
 class Module:
-    """What PyTorch and users ask of the device type."""
+    """The functions of the device type, for PyTorch and for users."""
 
     Stream, Event = Stream, Event
 

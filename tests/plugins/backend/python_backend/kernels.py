@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from soft_device.memory import allocate, on_host
-from soft_device.runtime import MODULE
+from python_backend.memory import allocate, on_host
+from python_backend.runtime import MODULE, device_type
 
 aten = torch.ops.aten
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -66,7 +66,7 @@ def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False)
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
-    return on_host(tensor) if tensor.device.type == "soft" else tensor
+    return on_host(tensor) if tensor.device.type == device_type() else tensor
 
 
 def on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
     resized: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def to_cpu(value: Any, out: bool) -> Any:
-        if isinstance(value, torch.Tensor) and value.device.type == "soft":
+        if isinstance(value, torch.Tensor) and value.device.type == device_type():
             # An empty output is one that ATen may resize, which memory of another owner cannot be.
             view = torch.empty(0, dtype=value.dtype) if out and not value.numel() else on_host(value)
             if out and not value.numel():
