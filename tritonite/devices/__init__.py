@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from tritonite.devices.record import Device, NativeDriver, Override
+from tritonite.devices.record import KINDS, Device, NativeDriver, Override
 from tritonite.devices.runtime import HostRuntime, Runtime
 from tritonite.errors import TritonImportedTooEarly
 
-__all__ = ["Device", "HostRuntime", "NativeDriver", "Override", "Runtime", "current", "default", "present"]
+__all__ = ["KINDS", "Device", "HostRuntime", "NativeDriver", "Override", "Runtime", "current", "default", "present"]
 
 # Values of TRITON_INTERPRET that Triton itself takes for true.
 _ON = ("1", "true", "yes", "on", "y")
@@ -100,8 +100,6 @@ class _Serving(threading.local):
 
 # The kind under which results of the interpreter are stored.
 INTERPRETER = "interpreter"
-# The kinds for which engines have tables of their own.
-KINDS = ("nvidia", "amd", "interpreter", "none")
 # The devices that this process serves. The first is the default one.
 present = _detect()
 default = present[0]

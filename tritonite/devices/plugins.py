@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tritonite.devices.record import Device
+from tritonite.devices.record import KINDS, Device
 
 GROUP = "tritonite.devices"
 # Our own plug-ins, which every process asks first.
@@ -68,10 +68,6 @@ def _check(device: object, kinds: dict[str, Device]) -> None:
         raise ValueError(f"dispatch_key {device.dispatch_key!r} is none of PyTorch's")
     if device.aten not in ("cpu", "cuda"):
         raise ValueError(f"aten is {device.aten!r}: it may be 'cpu' or 'cuda'")
-    if device.kind not in OWN_KINDS and device.like not in OWN_KINDS:
-        raise ValueError(f"like is {device.like!r}: it may be one of {', '.join(OWN_KINDS)}")
+    if device.kind not in KINDS and device.like not in KINDS:
+        raise ValueError(f"like is {device.like!r}: it may be one of {', '.join(KINDS)}")
     torch.device(device.type)
-
-
-# The kinds for which engines have tables.
-OWN_KINDS = ("nvidia", "amd", "interpreter", "none")

@@ -10,6 +10,9 @@ import torch
 
 from tritonite.devices.runtime import Runtime
 
+# The kinds for which engines have tables of their own.
+KINDS = ("nvidia", "amd", "interpreter", "none")
+
 
 class Override(NamedTuple):
     """A vendor's host function of one overload.
