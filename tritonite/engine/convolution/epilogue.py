@@ -8,13 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.fusing import epilogue_sharing
-from tritonite.engine.gemm.kernels.meta import ProductProgram
 from tritonite.engine.iteration import same_strides
-from tritonite.engine.pointwise.embedded import embedded, evaluate_embedded
+from tritonite.engine.pointwise.embedded import ResultProgram, evaluate_result_program
 from tritonite.errors import Decline
-from tritonite.language.contraction import uncontracted
 
 
 class Epilogue(NamedTuple):
@@ -27,7 +24,7 @@ class Epilogue(NamedTuple):
     sums: torch.Tensor | None = None
     # A pointwise program of all that, and its further operands: vectors with an element for each channel where
     # `channels` says so, otherwise tensors of the shape and strides of the result.
-    program: ProductProgram | None = None
+    program: ResultProgram | None = None
     more: tuple[torch.Tensor, ...] = ()
     channels: tuple[bool, ...] = ()
 
@@ -43,7 +40,7 @@ def with_program(out: torch.Tensor, epilogue: Epilogue) -> tuple[torch.Tensor, E
     fused = epilogue_sharing(out)
     if fused is None:
         return out, epilogue
-    shape, dtype = fused.result.shape, fused.result.dtype
+    shape = fused.result.shape
     if len(fused.outs) > 1:
         raise Decline("several results of a program")
     (result,) = fused.outs
@@ -56,12 +53,10 @@ def with_program(out: torch.Tensor, epilogue: Epilogue) -> tuple[torch.Tensor, E
         if channels[-1] and (any(others) or (vector.stride(0) != 1 and shape[1] > 1)):
             raise Decline("an operand that has neither the layout of the convolution's result nor that of its channels")
         more.append(vector if channels[-1] else own)
-    tensors = (fused.result, *fused.tensors)
-    program = embedded(fused.program, tensors, fused.numbers, range(len(tensors)))
-    found = ProductProgram(program, TRITON_DTYPES[dtype], dtype.itemsize >= 4 and program.computes_with(0))
+    program = ResultProgram.of(fused.program, fused.result, fused.tensors, fused.numbers)
     while result.dim() < 5:
         result = result.unsqueeze(2)
-    return result, epilogue._replace(program=found, more=tuple(more), channels=tuple(channels))
+    return result, epilogue._replace(program=program, more=tuple(more), channels=tuple(channels))
 
 
 @triton.jit
@@ -70,17 +65,13 @@ def _after_program(total, more, offset, mask, channel, PROGRAM: tl.constexpr, CH
 
     `channel` has the block's channels and their mask.
     """
-    EMBEDDED: tl.constexpr = PROGRAM.embedded
-    rounded = total.to(PROGRAM.dtype)
-    if PROGRAM.uncontracted:
-        rounded = uncontracted(rounded)
-    values = (rounded,)
+    values = ()
     for i in tl.static_range(len(more)):
         if CHANNELS[i]:
             values = values + (tl.load(more[i] + channel[0], mask=channel[1], other=0),)
         else:
             values = values + (tl.load(more[i] + offset, mask=mask, other=0),)
-    return tl.broadcast_to(evaluate_embedded(EMBEDDED, values)[0], total.shape)
+    return tl.broadcast_to(evaluate_result_program(PROGRAM, total, values)[0], total.shape)
 
 
 @triton.jit

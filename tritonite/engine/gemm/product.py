@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 
 from tritonite import devices
-from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.fusing import epilogue_behind
 from tritonite.engine.gemm import operands, select
 from tritonite.engine.gemm.kernels.arguments import MatrixStrides
-from tritonite.engine.gemm.kernels.meta import GroupsMeta, ProductProgram
+from tritonite.engine.gemm.kernels.meta import GroupsMeta
 from tritonite.engine.gemm.kernels.persistent import multiply_groups
 from tritonite.engine.gemm.launch import run_with_fewer_stages, without_terms
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.gemm.work import NO_EPILOGUE, PLAIN_SUMS, Epilogue, Sums, Work, accumulator
 from tritonite.engine.iteration import power_of_2
-from tritonite.engine.pointwise.embedded import embedded
+from tritonite.engine.pointwise.embedded import ResultProgram
 from tritonite.errors import Decline
 from tritonite.runtime.contract import decline_if_slower, prepare_blas, settings
 from tritonite.runtime.symbols import zero_or_one
@@ -106,13 +105,9 @@ def _with_program(out: torch.Tensor, epilogue: Epilogue) -> tuple[torch.Tensor, 
     fused = epilogue_behind(out)
     if fused is None:
         return out, epilogue
-    tensors, dtype = (fused.result, *fused.tensors), fused.result.dtype
-    program = embedded(fused.program, tensors, fused.numbers, range(len(tensors)))
-    uncontracted = dtype.itemsize >= 4 and dtype.is_floating_point and program.computes_with(0)
+    program = ResultProgram.of(fused.program, fused.result, fused.tensors, fused.numbers)
     (result,) = fused.outs
-    return result, epilogue._replace(
-        program=ProductProgram(program, TRITON_DTYPES[dtype], uncontracted), more=fused.tensors
-    )
+    return result, epilogue._replace(program=program, more=fused.tensors)
 
 
 def _decline_if_aten_is_faster(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, epilogue: Epilogue) -> None:

@@ -10,10 +10,10 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import operands
 from tritonite.engine.gemm.kernels.arguments import EpilogueOperands, MatrixStrides
-from tritonite.engine.gemm.kernels.meta import ProductProgram
 from tritonite.engine.gemm.problem import Problem, vector_bytes
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.iteration import offset_type
+from tritonite.engine.pointwise.embedded import ResultProgram
 from tritonite.runtime.contract import Number, fusion, settings
 from tritonite.runtime.symbols import zero_or_one
 
@@ -32,7 +32,7 @@ class Epilogue(NamedTuple):
     # A `triton.jit` function of a block in the accumulator's dtype.
     activation: Any = None
     # A pointwise program of all that and of further tensors, which are like the addend.
-    program: ProductProgram | None = None
+    program: ResultProgram | None = None
     more: tuple[torch.Tensor, ...] = ()
 
     def expanded(self, shape: torch.Size) -> Epilogue:

@@ -13,10 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.pointwise.program import Program
 from tritonite.engine.pointwise.promotion import Kind, TensorKind
 from tritonite.engine.pointwise.steps import Steps, evaluate_program
 from tritonite.errors import Decline
+from tritonite.language.contraction import uncontracted
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,28 @@ def _plain(number: Any) -> Any:
     return int(number) if type(number) is bool else number
 
 
+@dataclass(frozen=True)
+class ResultProgram:
+    """A program of a kernel's result, rounded to `dtype` as in memory, and of further operands.
+
+    `uncontracted` says whether a step computes with the result unrounded.
+    """
+
+    embedded: Embedded
+    dtype: Any
+    uncontracted: bool
+
+    @staticmethod
+    def of(
+        program: Program, result: torch.Tensor, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> ResultProgram:
+        """Return the compile-time form of a program of `result` and `tensors`. Raises Decline as `embedded` does."""
+        every, dtype = (result, *tensors), result.dtype
+        own = embedded(program, every, numbers, range(len(every)))
+        exact = dtype.is_floating_point and dtype.itemsize >= 4
+        return ResultProgram(own, TRITON_DTYPES[dtype], exact and own.computes_with(0))
+
+
 @triton.constexpr_function
 def _operand_count(program):
     return len(program.operands)
@@ -115,3 +139,13 @@ def evaluate_embedded(PROGRAM: tl.constexpr, values):
     if _result_count(PROGRAM) == 1:
         results = (results,)
     return results
+
+
+@triton.jit
+def evaluate_result_program(PROGRAM: tl.constexpr, result, operands):
+    """Return a tuple of the results of a `ResultProgram`, from the kernel's result and the blocks of the operands."""
+    EMBEDDED: tl.constexpr = PROGRAM.embedded
+    rounded = result.to(PROGRAM.dtype)
+    if PROGRAM.uncontracted:
+        rounded = uncontracted(rounded)
+    return evaluate_embedded(EMBEDDED, (rounded,) + operands)

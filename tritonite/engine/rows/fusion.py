@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.fusing import Epilogue, Prologue, epilogue_of, prologue_of
-from tritonite.engine.pointwise.embedded import Embedded, embedded
+from tritonite.engine.fusing import Prologue, epilogue_of, prologue_of
+from tritonite.engine.pointwise.embedded import Embedded, ResultProgram, embedded
 from tritonite.engine.rows.meta import RowsMeta
 from tritonite.errors import Decline
 
@@ -39,18 +39,6 @@ class RowPrologue:
     apply_values: int
 
 
-@dataclass(frozen=True)
-class RowEpilogue:
-    """The program that makes the outputs of the transformed element, rounded to `dtype`, and of further values.
-
-    `uncontracted` says whether a step computes with the element unrounded.
-    """
-
-    program: Embedded
-    dtype: Any
-    uncontracted: bool
-
-
 class FusedRows(NamedTuple):
     """The operands in memory and the outputs of a call, and the programs that are fused into it.
 
@@ -61,7 +49,7 @@ class FusedRows(NamedTuple):
     leaf_operands: int
     outs: tuple[torch.Tensor, ...]
     prologue: RowPrologue | None = None
-    epilogue: RowEpilogue | None = None
+    epilogue: ResultProgram | None = None
 
     def meta(self, meta: RowsMeta) -> RowsMeta:
         """Return the parameters of the kernel with the programs."""
@@ -110,7 +98,7 @@ def fused_rows(
             sources.append(len(memory))
             dtypes.append(None)
             memory.append(x.expand(shape))
-        after = _program_after(epilogue)
+        after = ResultProgram.of(epilogue.program, epilogue.result, epilogue.tensors, epilogue.numbers)
         outs = epilogue.outs
     before = RowPrologue(program, tuple(sources), tuple(dtypes), leaf_operands, count)
     return FusedRows(tuple(memory), loads, outs, before, after)
@@ -140,10 +128,3 @@ def _program_before(prologue: Prologue, shape: torch.Size, memory: list[torch.Te
     position = {i: len(memory) + place for place, i in enumerate(order)}
     memory += [tensors[i].expand(shape) for i in order]
     return embedded(prologue.program, tensors, prologue.numbers, [position[i] for i in range(len(tensors))])
-
-
-def _program_after(epilogue: Epilogue) -> RowEpilogue:
-    tensors = (epilogue.result, *epilogue.tensors)
-    program = embedded(epilogue.program, tensors, epilogue.numbers, range(len(tensors)))
-    dtype = epilogue.result.dtype
-    return RowEpilogue(program, TRITON_DTYPES[dtype], dtype.itemsize >= 4 and program.computes_with(0))

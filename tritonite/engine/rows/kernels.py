@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.pointwise.embedded import evaluate_embedded
+from tritonite.engine.pointwise.embedded import evaluate_result_program
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
 from tritonite.engine.rows.load import (
     ELEMENT_INDEX,
@@ -22,7 +22,6 @@ from tritonite.engine.rows.load import (
     strided_pointers,
 )
 from tritonite.engine.rows.states import combine_states, leaves, reduce_block, reduce_blocks
-from tritonite.language.contraction import uncontracted
 from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import reduce_all
@@ -179,11 +178,7 @@ def reduce(
 def _after_epilogue(element, values, META: tl.constexpr):
     """Return the outputs of the epilogue, from a transformed block and the values that follow those of `apply`."""
     EPILOGUE: tl.constexpr = META.epilogue
-    PROGRAM: tl.constexpr = EPILOGUE.program
-    rounded = tl.broadcast_to(element, META.block).to(EPILOGUE.dtype)
-    if EPILOGUE.uncontracted:
-        rounded = uncontracted(rounded)
-    return evaluate_embedded(PROGRAM, (rounded,) + values[META.apply_values :])
+    return evaluate_result_program(EPILOGUE, tl.broadcast_to(element, META.block), values[META.apply_values :])
 
 
 @triton.jit

@@ -9,10 +9,9 @@ import torch
 
 from tritonite import dtypes
 from tritonite.engine.gemm import table as tables
-from tritonite.engine.gemm.kernels.meta import ProductProgram
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.work import Epilogue
-from tritonite.engine.pointwise.embedded import embedded
+from tritonite.engine.pointwise.embedded import ResultProgram
 from tritonite.graph.fused_call import fused_call
 from tritonite.install import library
 from tritonite.registry.programs import from_text
@@ -61,9 +60,7 @@ def fused_calls(full: bool) -> Iterator[Case]:
 
 def _epilogue(out: torch.Tensor, y: torch.Tensor, row: torch.Tensor) -> Epilogue:
     """Return a program of a result, a matrix and a row as the epilogue of a product."""
-    program = embedded(from_text(_BEFORE, 3, 1), (out, y, row), (1,), range(3))
-    own = ProductProgram(program, dtypes.TRITON_DTYPES[out.dtype], out.dtype.itemsize >= 4)
-    return Epilogue(program=own, more=(y, row))
+    return Epilogue(program=ResultProgram.of(from_text(_BEFORE, 3, 1), out, (y, row), (1,)), more=(y, row))
 
 
 @compile_cases("fused_calls")

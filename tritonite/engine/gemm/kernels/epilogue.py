@@ -4,8 +4,7 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.gemm.kernels.arguments import EpilogueArguments, GemmStrides, MatrixStrides, ResultTile
-from tritonite.engine.pointwise.embedded import evaluate_embedded
-from tritonite.language.contraction import uncontracted
+from tritonite.engine.pointwise.embedded import evaluate_result_program
 from tritonite.language.indices import aligned_to
 
 # Which tile
@@ -128,18 +127,14 @@ def _load_broadcast(pointer, strides, tile, KIND: tl.constexpr):
 def _after_program(product, tile, operands, META: tl.constexpr):
     """Return the result of META.program for a tile of the product and of the epilogue's further operands."""
     PROGRAM: tl.constexpr = META.program
-    EMBEDDED: tl.constexpr = PROGRAM.embedded
     KINDS: tl.constexpr = META.kinds
     FIRST: tl.constexpr = len(KINDS) - len(operands.more)
-    rounded = product.to(PROGRAM.dtype)
-    if PROGRAM.uncontracted:
-        rounded = uncontracted(rounded)
-    values = (rounded,)
+    values = ()
     for i in tl.static_range(len(operands.more)):
         strides = operands.strides[FIRST + i]
         pointer = operands.more[i] + tile.batch * strides.batch
         values = values + (_load_broadcast(pointer, strides, tile, KINDS[FIRST + i]),)
-    return evaluate_embedded(EMBEDDED, values)[0]
+    return evaluate_result_program(PROGRAM, product, values)[0]
 
 
 @triton.jit

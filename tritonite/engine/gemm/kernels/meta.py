@@ -5,19 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tritonite.engine.pointwise.embedded import Embedded
-
-
-@dataclass(frozen=True)
-class ProductProgram:
-    """A pointwise program of the product, rounded to `dtype`, and of further operands.
-
-    `uncontracted` says whether a step computes with the product unrounded.
-    """
-
-    embedded: Embedded
-    dtype: Any
-    uncontracted: bool
+from tritonite.engine.pointwise.embedded import ResultProgram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +22,7 @@ class EpilogueMeta:
     # (`epilogue._load_broadcast`).
     kinds: tuple[int, ...]
     # The pointwise program of the result, or None.
-    program: ProductProgram | None = None
+    program: ResultProgram | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
