@@ -34,7 +34,7 @@ from training_runs import HEAD, QUICK, Judgement, Settings, Training, scaled, wi
 
 import tritonite
 import tritonite.graph  # announces the backend to torch.compile
-from tritonite.bench.run import _commit
+from tritonite.bench.run import current_commit
 
 INTERPRETED = "a CPU in Triton's interpreter"
 MODES = ("aten", "eager", "patched", "compiled")
@@ -199,7 +199,7 @@ class Command:
         """Return settings, machine and runs, as they are stored as JSON."""
         runs = [each.record(self.settings) for each in self.runs]
         return {
-            "commit": _commit(),
+            "commit": current_commit(),
             "device": torch.cuda.get_device_name() if tritonite.device == "cuda" else INTERPRETED,
             "torch": torch.__version__,
             "settings": dataclasses.asdict(self.settings) | {"inner": self.settings.inner},

@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from two_gpus_table import Row, table
 
 import tritonite
-from tritonite.bench.run import _commit
+from tritonite.bench.run import current_commit
 
 INTERPRETED = "a CPU in Triton's interpreter"
 # Largest relative error of a loss, and of a gradient's norm.
@@ -87,7 +87,7 @@ def joined(found: Sequence[tuple[Row, set[str]]], parameters: set[str]) -> Row:
 def result(rows: Sequence[Row], size: Size, options: argparse.Namespace) -> dict[str, Any]:
     """Return what is stored as JSON."""
     return {
-        "commit": _commit(),
+        "commit": current_commit(),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else INTERPRETED,
         "backend": options.backend,
         "torch": torch.__version__,

@@ -76,7 +76,7 @@ def machine(command: str, with_matmul: bool = False, seed: int | None = None) ->
             "triton": triton.__version__,
             "python": platform.python_version(),
         },
-        commit=_commit(),
+        commit=current_commit(),
         command=command,
         date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         copy_bandwidth=timing.copy_bandwidth(),
@@ -85,7 +85,7 @@ def machine(command: str, with_matmul: bool = False, seed: int | None = None) ->
     )
 
 
-def _commit() -> str:
+def current_commit() -> str:
     """Return the source's commit, with "-dirty" appended if files differ; "" outside a checkout."""
     git = shutil.which("git")
     if git is None:
