@@ -136,3 +136,10 @@ def test_a_report_takes_names_and_stats_say_where_others_are(device):
     x = torch.randn(4, 8, device=device)
     assert tritonite.report("torch.softmax", x, 0).operators["_softmax"].tritonite == 1
     assert "tritonite.report" in str(tritonite.stats())
+
+
+def test_a_report_names_devices_without_kernels(device):
+    x = torch.ones(3, device="meta")
+    found = tritonite.report(lambda: (torch.add(x, x), torch.add(torch.ones(3, device=device), 1)))
+    assert found.operators["add.Tensor"].reasons == {"tensors on meta": 1}
+    assert found.operators["add.Tensor"].tritonite == 1

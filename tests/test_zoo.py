@@ -55,6 +55,8 @@ def test_a_model_agrees(name, train):
         # Errors of a dozen layers of operators add up.
         assert wanted.abs().max() > 0 and distance(report.result, wanted) < 16 * RTOL[torch.float32]
         left = {each: counts.reasons for each, counts in report.operators.items() if counts.aten}
+        # On a GPU the optimiser counts its steps on the CPU.
+        left = {each: reasons for each, reasons in left.items() if set(reasons) != {"tensors on cpu"}}
         assert set(left) <= HOSTED | LEFT.get(name, set()), left
 
 

@@ -8,7 +8,8 @@ _FLASH, _EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product
 UNWRITTEN: dict[str, tuple[int, ...]] = {
     # The state of the generator, which is uninitialised without dropout.
     **{"_flash_attention_forward": (2, 3), "_efficient_attention_forward": (2, 3)},
-    **{_FLASH: (6, 7), _EFFICIENT: (2, 3), "_scaled_dot_product_cudnn_attention": (6, 7)},
+    **{_FLASH: (6, 7), _EFFICIENT: (2, 3)},
+    **{"_scaled_dot_product_cudnn_attention": (6, 7), "_cudnn_attention_forward": (6, 7)},
     # A CPU leaves the states of impossible positions unwritten.
     "_ctc_loss": (1,),
 }

@@ -257,7 +257,7 @@ def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             function(*metas, **named)
-    except (NotImplementedError, TypeError, AssertionError, Unsupported):
+    except (NotImplementedError, TypeError, AttributeError, AssertionError, Unsupported):
         # Some meta functions are missing, or stricter than ATen.
         return None
     except (RuntimeError, ValueError, IndexError) as error:

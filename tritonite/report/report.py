@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
+from torch.utils import _pytree as pytree
 
 from tritonite import devices, registry, text_table
 from tritonite.errors import ATEN_IS_FASTER
@@ -115,6 +116,8 @@ class _Watching(OpaqueMode):
     def __init__(self, timed: bool) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        # Calls whose tensors are all on devices without kernels, by operator: the names of those devices.
+        self.elsewhere: dict[str, Counter[str]] = {}
         self._timed = timed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,6 +131,8 @@ class _Watching(OpaqueMode):
             return func(*args, **kwargs)
         name = overload_name(func)
         self.calls[name] += 1
+        if elsewhere := _without_kernels((args, kwargs)):
+            self.elsewhere.setdefault(name, Counter())[elsewhere] += 1
         with torch.profiler.record_function(_RANGE + name) if self._timed else contextlib.nullcontext():
             return func(*args, **kwargs)
 
@@ -176,9 +181,12 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
         calls = max(watching.calls[name], ours + declined)
         if not calls:
             continue
-        reasons = dict(counts.declined)
-        if calls > ours + declined:
-            reasons[_why_not_asked(name, selected)] = calls - ours - declined
+        reasons, unseen = dict(counts.declined), calls - ours - declined
+        for kinds, count in watching.elsewhere.get(name, {}).items():
+            reasons[f"tensors on {kinds}"] = count
+            unseen -= count
+        if unseen > 0:
+            reasons[_why_not_asked(name, selected)] = unseen
         microseconds = times.get(name, 0.0) if timed else None
         share = None if microseconds is None else microseconds / (total or 1.0)
         operators[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
@@ -200,6 +208,13 @@ def _since(before: Counts, after: Counts) -> Counts:
     declined = Counter(after.declined)
     declined.subtract(before.declined)
     return Counts(after.replayed - before.replayed, after.launched - before.launched, dict(+declined))
+
+
+def _without_kernels(values: Any) -> str:
+    """Return the kinds of device of a call's tensors if none of them has kernels, else an empty string."""
+    kinds = {value.device.type for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)}
+    served = {device.type for device in devices.present}
+    return "" if kinds & served else " and ".join(sorted(kinds))
 
 
 def _why_not_asked(name: str, selected: frozenset[str]) -> str:

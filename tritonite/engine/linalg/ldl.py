@@ -105,7 +105,7 @@ def factor_ldl(factors, pivots, info, source, sizes, n_matrices, n, META: tl.con
         active = done == 0
         two = active & two
         failed = tl.where((failed == 0) & active & zero, k + 1, failed)
-        end = tl.where(two, k + 1, k)
+        end = k + two.to(tl.int32)
         chosen = tl.where(active, chosen, k)
         tile = _exchanged(tile, row, column, line, k, tl.where(active, end, k), chosen)
         swaps = tl.where(two[:, None] & ((line == k) | (line == k + 1)), -(chosen + 1)[:, None], swaps)

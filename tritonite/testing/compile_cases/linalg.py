@@ -39,11 +39,14 @@ def _calls(x: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...], dict[str, An
 
 @compile_cases("linalg")
 def linalg(full: bool) -> Iterator[Case]:
-    """Tiles of several matrices in a warp, of a matrix in a warp, and of a matrix in as many warps as a program has."""
-    for dtype, n in itertools.product(_DTYPES, _SIDES) if full else ((torch.float32, 128), (torch.float64, 64)):
+    """Tiles of one small matrix, of several in a warp, of a matrix in a warp or in as many as a program has."""
+    most = ((100, torch.float32, 128), (100, torch.float64, 64))
+    batches = itertools.product((100,), _DTYPES, _SIDES) if full else most
+    for batch, dtype, n in (*batches, (1, torch.float32, 2)):
         side = min(n, 64) if dtype is torch.float64 else n
-        for label, specialization in _launched(torch.empty(100, side, side, dtype=dtype)):
-            yield Case(f"{label} {dtype} of {n} by {n}", specialization, tuple(TARGETS) if full else ("sm_90",))
+        for label, specialization in _launched(torch.empty(batch, side, side, dtype=dtype)):
+            chosen = tuple(TARGETS) if full else ("sm_90",)
+            yield Case(f"{label} {dtype}, {batch} of {n} by {n}", specialization, chosen)
 
 
 @compile_cases("linalg")

@@ -564,12 +564,15 @@ def _consistent_rows(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.arguments("_transform_bias_rescale_qkv")
 def _projections(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Return projections to three times two heads of four elements, and their bias."""
+    """Return projections to three times two heads of four elements or four heads of two, and their bias."""
     x = tensors[0].flatten()
     if not x.numel():
         return None
-    whole = x.repeat(288)[:288].view(24, 12).t() if x.numel() % 2 else x.repeat(288)[:288].view(12, 24)
-    return {"qkv": whole.unflatten(0, (3, 4)), "qkv_bias": x.repeat(24)[:24], "num_heads": 2}
+    whole, bias = x.repeat(288)[:288], x.repeat(24)[:24]
+    if x.numel() % 2 == 0:
+        return {"qkv": whole.view(3, 4, 24), "qkv_bias": bias, "num_heads": 2}
+    # Of heads whose size is a multiple of four ATen's CUDA kernel reads four elements at once, whatever the strides.
+    return {"qkv": whole.view(24, 12).t().unflatten(0, (3, 4)), "qkv_bias": bias, "num_heads": 4}
 
 
 @facts.drawn("_transform_bias_rescale_qkv")

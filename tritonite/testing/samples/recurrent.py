@@ -49,15 +49,16 @@ def _cell(tensors: facts.Tensors, saved: int, gates: int) -> dict[str, Any] | No
     if x.dim() != 2 or other.shape != x.shape or x.shape[1] % saved or not x.numel():
         return None
     size, biased = x.shape[1] // saved, other is not x
-    state, columns = x[:, :size], gates * size
+    # Gates and workspace own their memory, as a layer's do: no plan repeats a view of what several arguments share.
+    state, columns = other[:, :size], gates * size
     return {
         "input_gates": x[:, :columns],
         "hidden_gates": other.flip(1)[:, :columns],
         "cx": state,
         "cy": state.flip(0),
         "hx": state,
-        "input_bias": other[0, :columns] if biased else None,
-        "hidden_bias": other[-1, :columns] if biased else None,
+        "input_bias": other[0, :columns].clone() if biased else None,
+        "hidden_bias": other[-1, :columns].clone() if biased else None,
         "grad_hy": other[:, -size:],
         "grad_cy": other[:, :size] if biased else None,
         "workspace": x,
