@@ -25,8 +25,8 @@ from tritonite.runtime.libentry import libentry
 _COLUMNS = 256
 
 
-def _subtract(out: torch.Tensor, given: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Write given - a b."""
+def subtract(out: torch.Tensor, given: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Write given - a b, also in place."""
     product(a, b, out, Epilogue(given, alpha=-1.0, beta=1.0))
 
 
@@ -39,9 +39,30 @@ def solve_triangle(solution: torch.Tensor, right: torch.Tensor, triangle: torch.
         known = slice(0, k) if sweep.lower else slice(end, n)
         own, given = solution[:, k:end], right[:, k:end]
         if known.start < known.stop:
-            _subtract(own, given, triangle[:, k:end, known], solution[:, known])
+            subtract(own, given, triangle[:, k:end, known], solution[:, known])
             given = own
         launch.solve(own, given, triangle[:, k:end, k:end], (sweep,))
+
+
+def solve_by_cholesky(x: torch.Tensor, lower: torch.Tensor) -> None:
+    """Replace right-hand sides by the solution of L L^T X = B."""
+    solve_triangle(x, x, lower, Sweep(True, unit=False))
+    solve_triangle(x, x, lower.mT, Sweep(False, unit=False))
+
+
+def solve_by_lu(x: torch.Tensor, factors: torch.Tensor, pivots: torch.Tensor, adjoint: bool) -> None:
+    """Replace right-hand sides by the solution of P L U X = B, or with `adjoint` of U^T L^T P^T X = B.
+
+    `pivots`, (matrices, rows), are contiguous.
+    """
+    if adjoint:
+        solve_triangle(x, x, factors.mT, Sweep(True, unit=False))
+        solve_triangle(x, x, factors.mT, Sweep(False, unit=True))
+        exchange_rows(x, pivots, backward=True)
+    else:
+        exchange_rows(x, pivots)
+        solve_triangle(x, x, factors, Sweep(True, unit=True))
+        solve_triangle(x, x, factors, Sweep(False, unit=False))
 
 
 def cholesky(factor: torch.Tensor, info: torch.Tensor, source: torch.Tensor) -> None:
@@ -55,7 +76,7 @@ def cholesky(factor: torch.Tensor, info: torch.Tensor, source: torch.Tensor) -> 
         panel = source[:, k:, k:end]
         if k:
             panel = empty((count, n - k, end - k), source.dtype, source.device)
-            _subtract(panel, source[:, k:, k:end], factor[:, k:, :k], factor[:, k:end, :k].mT)
+            subtract(panel, source[:, k:, k:end], factor[:, k:, :k], factor[:, k:end, :k].mT)
         corner = factor[:, k:end, k:end]
         launch.cholesky(corner, codes, panel[:, : end - k], False)
         _append(None, info, None, codes, k)
@@ -80,14 +101,14 @@ def lu(factors: torch.Tensor, pivots: torch.Tensor, info: torch.Tensor, pivot: b
         factors[:, k:, k:end].copy_(panel)
         _append(pivots, info, swaps, codes, k)
         if pivot:
-            _exchange_rows(factors[:, k:, :k], swaps)
-            _exchange_rows(factors[:, k:, end:], swaps)
+            exchange_rows(factors[:, k:, :k], swaps)
+            exchange_rows(factors[:, k:, end:], swaps)
         if end < n_columns:
             upper = factors[:, k:end, end:]
             launch.solve(upper, upper, panel[:, : end - k], (Sweep(True, unit=True),))
             if end < n_rows:
                 rest = factors[:, end:, end:]
-                _subtract(rest, rest, panel[:, end - k :], upper)
+                subtract(rest, rest, panel[:, end - k :], upper)
 
 
 @libentry()
@@ -115,7 +136,9 @@ def _append(
 
 @libentry()
 @triton.jit(do_not_specialize=["n_columns", "count"])
-def exchange_rows(x, swaps, batch, row, column, n_columns, count, INDEX: tl.constexpr, COLUMNS: tl.constexpr):
+def swap_rows(
+    x, swaps, batch, row, column, n_columns, count, BACKWARD: tl.constexpr, INDEX: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Exchange row i of a block of columns with the row that swap i names, counted from 1, for all swaps in turn."""
     wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, COLUMNS)
@@ -124,7 +147,8 @@ def exchange_rows(x, swaps, batch, row, column, n_columns, count, INDEX: tl.cons
     row_step = tl.full((), row, INDEX)
     first = x + matrix * tl.full((), batch, INDEX) + columns.to(INDEX) * tl.full((), column, INDEX)
     mask = columns < n_columns
-    for i in range(count):
+    for step in range(count):
+        i = count - 1 - step if BACKWARD else step
         other = tl.load(swaps + matrix * count + i) - 1
         upper, lower = tl.load(first + i * row_step, mask=mask), tl.load(first + other * row_step, mask=mask)
         tl.store(first + i * row_step, lower, mask=mask)
@@ -133,10 +157,15 @@ def exchange_rows(x, swaps, batch, row, column, n_columns, count, INDEX: tl.cons
         tl.debug_barrier()
 
 
-def _exchange_rows(x: torch.Tensor, swaps: torch.Tensor) -> None:
+def exchange_rows(x: torch.Tensor, swaps: torch.Tensor, backward: bool = False) -> None:
+    """Exchange rows in place by swaps, (matrices, count), which are contiguous, or by the last swap first."""
     count, _, n_columns = x.shape
-    if not n_columns:
+    if not n_columns * swaps.numel():
         return
-    exchange_rows[(count * -(-n_columns // _COLUMNS),)](
-        *(x, swaps, *x.stride(), n_columns, swaps.shape[1]), INDEX=offset_type(x), COLUMNS=_COLUMNS, num_warps=4
+    swap_rows[(count * -(-n_columns // _COLUMNS),)](
+        *(x, swaps, *x.stride(), n_columns, swaps.shape[1]),
+        BACKWARD=backward,
+        INDEX=offset_type(x),
+        COLUMNS=_COLUMNS,
+        num_warps=4,
     )

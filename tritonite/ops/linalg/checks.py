@@ -55,15 +55,40 @@ def check_factored(*tensors: torch.Tensor) -> None:
 def is_blocked(x: torch.Tensor, panels: bool = False) -> bool:
     """Return whether matrices are divided into blocks, and otherwise check that a program holds one.
 
-    ATen is expected to be faster with blocks, which `faster_only` declines. `panels` have all rows of a matrix.
+    ATen is expected to be faster with blocks, which `faster_only` declines. `panels` have all rows of a matrix. A batch
+    without matrices is not divided.
     """
     rows, columns = x.shape[-2:]
+    if not math.prod(x.shape[:-2]):
+        return False
     fits = fits_tile(rows, columns, x.dtype)
     if fits or (panels and not panel_columns(rows, x.dtype)):
         check_factored(x)
         return False
     decline_if_slower(True)
     return True
+
+
+def is_solved_by_blocks(right: torch.Tensor) -> bool:
+    """Return whether right-hand sides have more rows than a program holds, which `faster_only` declines."""
+    if right.shape[-2] <= linalg_table().largest:
+        check_solved(right)
+        return False
+    decline_if_slower(right.numel() > 0)
+    return right.numel() > 0
+
+
+def blocks_of(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Return memory for a result of a shape: a batch of one dimension of matrices with contiguous columns."""
+    count, *sides = math.prod(shape[:-2]), *shape[-2:]
+    return empty_strided((count, *sides), matrix_strides((count, *sides)), like.dtype, like.device)
+
+
+def copy_of_blocks(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of matrices as a batch of one dimension, with contiguous columns."""
+    own = blocks_of(x.shape, x)
+    own.copy_(one_batch(x))
+    return own
 
 
 def one_batch(x: torch.Tensor) -> torch.Tensor:
