@@ -171,7 +171,7 @@ def test_without_elements(shape, small):
 
 
 def test_results_that_a_call_gives(small):
-    """Results are written to given memory of any strides, which may be that of the matrices where one has their shape."""
+    """Results are written to given memory of any strides, which may be that of the matrices."""
     x = matrices(2, 12, 12)
     inverse, info = x.clone(), torch.empty(2, dtype=torch.int32, device=x.device)
     tritonite.overloads()["linalg_inv_ex.inverse"](inverse, inverse=inverse, info=info)

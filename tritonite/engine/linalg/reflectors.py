@@ -78,13 +78,15 @@ def factor_triangular(triangle, gram, taus, sizes, n_matrices, n, META: tl.const
     wait_for_previous_launch()
     meta: tl.constexpr = META
     MATRICES: tl.constexpr = meta.matrices
+    ROWS: tl.constexpr = meta.rows
+    COLUMNS: tl.constexpr = meta.columns
     index, exists = matrices_of(tl.program_id(0), n_matrices, META)
-    line, across = tl.arange(0, meta.rows)[None, :], tl.arange(0, meta.columns)[None, :]
+    line, across = tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[None, :]
     row, column = line[:, :, None], across[:, None, :]
     column_step = tl.full((), gram.column, meta.index)
     products = vector_pointers(begin(gram, index, sizes), across, gram.row, meta.index)
     scales, tau_step = begin(taus, index, sizes), tl.full((), taus.row, meta.index)
-    tile = tl.zeros((MATRICES, meta.rows, meta.columns), triangle.data.dtype.element_ty)
+    tile = tl.zeros((MATRICES, ROWS, COLUMNS), triangle.data.dtype.element_ty)
     for k in range(n):
         tau = tl.load(scales + k * tau_step, mask=exists, other=0)[:, None]
         g = tl.load(products + k * column_step, mask=exists[:, None] & (across < k), other=0)
