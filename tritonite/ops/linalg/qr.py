@@ -28,12 +28,12 @@ def geqrf(self, outs=()):
     if not divided:
         launch.qr(*outs, None, self)
         return outs
-    for out, found in zip(outs, _factor_blocks(self), strict=True):
+    for out, found in zip(outs, factor_by_blocks(self), strict=True):
         out.copy_(found.view(out.shape))
     return outs
 
 
-def _factor_blocks(A):
+def factor_by_blocks(A):
     """Return R over the reflectors of Q, and the reflectors' factors, of a batch of one dimension."""
     packed = copy_of_blocks(A)
     taus = empty((packed.shape[0], min(packed.shape[1:])), A.dtype, A.device)
@@ -61,7 +61,7 @@ def linalg_qr(A, mode="reduced", outs=()):
     strides = [matrix_strides(shape) for shape in shapes]
     q, r = outs = fresh_or_given((A,), shapes, [A.dtype] * 2, outs, strides)
     if divided:
-        packed, taus = _factor_blocks(A)
+        packed, taus = factor_by_blocks(A)
         triangles.upper(r, packed.view(A.shape)[..., :inner, :])
         if mode != "r":
             _form_by_blocks(q, packed, taus)
@@ -110,8 +110,11 @@ def ormqr(self, input2, input3, left=True, transpose=False, outs=()):
     _check_reflectors(packed, taus)
     check_matrices(packed, other)
     rows = other.shape[-2 if left else -1]
-    if other.shape[:-2] != packed.shape[:-2] or packed.shape[-2] != rows or taus.shape[-1] > rows:
-        raise Decline(f"reflectors of shape {tuple(packed.shape)} for matrices of shape {tuple(other.shape)}")
+    fits = packed.shape[-2] == rows and taus.shape[-1] == min(rows, packed.shape[-1])
+    if other.shape[:-2] != packed.shape[:-2] or not fits:
+        raise Decline(
+            f"{taus.shape[-1]} reflectors of shape {tuple(packed.shape)} for matrices of shape {tuple(other.shape)}"
+        )
     divided = is_solved_by_blocks(other if left else other.mT)
     given = (packed, taus, other)
     outs = outputs(given, [other.shape], [other.dtype], outs, (other,), matrix_strides(other.shape))
