@@ -46,7 +46,7 @@ def _results(A, right, vector):
 
 def _tall(solution, residuals, A, right, divided):
     """Solve R x = Q^T b, of which the rest of rows are the residuals."""
-    *batch, rows, columns = A.shape
+    *batch, columns = *A.shape[:-2], A.shape[-1]
     if divided:
         packed, taus = factor_by_blocks(A)
         own = copy_of_blocks(right)
