@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tritonite
+from tritonite.engine import iteration
 from tritonite.engine.linalg import blocked, compact_wy, table
 from tritonite.errors import Decline
 from tritonite.ops.linalg import checks
@@ -186,6 +187,14 @@ def test_results_that_a_call_gives(small):
     q, r = matrices(2, 24, 12)[:, ::2], torch.empty_like(x)
     tritonite.overloads()["linalg_qr.out"](x, Q=q, R=r)
     torch.testing.assert_close(q @ r, x)
+
+
+def test_wide_offsets(small, monkeypatch):
+    monkeypatch.setattr(iteration, "INT32_LIMIT", 1)
+    x = matrices(9, 9)
+    check("linalg_qr", x)
+    check("_linalg_det", x)
+    check("_linalg_solve_ex", x, x)
 
 
 def test_large_matrices_go_to_aten_by_default(small, monkeypatch):

@@ -12,11 +12,11 @@ from tritonite.engine.iteration import broadcast_shape, contiguous_strides
 from tritonite.engine.linalg.table import (
     aten_is_faster,
     aten_rotates_faster,
+    check_panels,
     check_rotated_size,
     check_size,
     fits_tile,
     linalg_table,
-    panel_columns,
 )
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
@@ -53,18 +53,19 @@ def check_factored(*tensors: torch.Tensor) -> None:
 
 
 def is_blocked(x: torch.Tensor, panels: bool = False) -> bool:
-    """Return whether matrices are divided into blocks, and otherwise check that a program holds one.
+    """Return whether matrices are divided into blocks because no program holds one.
 
-    ATen is expected to be faster with blocks, which `faster_only` declines. `panels` have all rows of a matrix. A batch
-    without matrices is not divided.
+    ATen is expected to be faster than blocks, and than tiles for small batches: `faster_only` declines both. `panels`
+    means that each panel has all rows of a matrix, which bounds their number. A batch without matrices is not divided.
     """
     rows, columns = x.shape[-2:]
     if not math.prod(x.shape[:-2]):
         return False
-    fits = fits_tile(rows, columns, x.dtype)
-    if fits or (panels and not panel_columns(rows, x.dtype)):
+    if fits_tile(rows, columns, x.dtype):
         check_factored(x)
         return False
+    if panels:
+        check_panels(rows, columns, x.dtype)
     decline_if_slower(True)
     return True
 
