@@ -2,7 +2,7 @@
 
 All tensors are (matrices, rows, columns). A factorisation goes from left to right over panels of a few columns.
 Cholesky and triangular solves update a panel by all that is before it (left-looking). LU updates all that is after a
-panel (right-looking), because its rows are exchanged (Golub and Van Loan, sections 4.2.6 and 3.4).
+block (right-looking), because its rows are exchanged (Golub and Van Loan, sections 4.2.6 and 3.4).
 """
 
 from __future__ import annotations
@@ -89,26 +89,50 @@ def lu(factors: torch.Tensor, pivots: torch.Tensor, info: torch.Tensor, pivot: b
 
     `pivots`, (matrices, the smaller side), are contiguous.
     """
-    count, n_rows, n_columns = factors.shape
-    step, least = panel_columns(n_rows, factors.dtype), min(n_rows, n_columns)
+    n_rows, n_columns = factors.shape[1:]
+    block, least = linalg_table().block, min(n_rows, n_columns)
     fill_zero(info)
+    for start in range(0, least, block):
+        stop = min(start + block, least)
+        _lu_of_columns(factors[:, start:, start:stop], pivots, info, start, pivot)
+        if pivot:
+            swaps = pivots[:, start:stop].contiguous()
+            exchange_rows(factors[:, start:, :start], swaps, start)
+            exchange_rows(factors[:, start:, stop:], swaps, start)
+        _eliminate(factors[:, start:], start, stop)
+
+
+def _lu_of_columns(factors: torch.Tensor, pivots: torch.Tensor, info: torch.Tensor, first: int, pivot: bool) -> None:
+    """Factor a block of columns, which begins at row `first` of the matrices, by panels."""
+    count, n_rows, n_columns = factors.shape
+    step = panel_columns(n_rows, factors.dtype)
     codes = empty((count,), torch.int32, factors.device)
-    for k in range(0, least, step):
-        end = min(k + step, least)
+    for k in range(0, n_columns, step):
+        end = min(k + step, n_columns)
         panel = empty((count, n_rows - k, end - k), factors.dtype, factors.device)
         swaps = empty((count, end - k), torch.int32, factors.device)
         launch.lu(panel, swaps, codes, factors[:, k:, k:end], pivot)
         factors[:, k:, k:end].copy_(panel)
-        _append(pivots, info, swaps, codes, k)
+        _append(pivots, info, swaps, codes, first + k)
         if pivot:
             exchange_rows(factors[:, k:, :k], swaps)
             exchange_rows(factors[:, k:, end:], swaps)
-        if end < n_columns:
-            upper = factors[:, k:end, end:]
-            launch.solve(upper, upper, panel[:, : end - k], (Sweep(True, unit=True),))
-            if end < n_rows:
-                rest = factors[:, end:, end:]
-                subtract(rest, rest, panel[:, end - k :], upper)
+        _eliminate(factors[:, k:], k, end)
+
+
+def _eliminate(rows: torch.Tensor, start: int, stop: int) -> None:
+    """Compute U in the rows of factored columns `start` to `stop`, and subtract L U from the rows below.
+
+    `rows` are the rows of the matrices from `start` on.
+    """
+    size = stop - start
+    if stop == rows.shape[2]:
+        return
+    upper = rows[:, :size, stop:]
+    launch.solve(upper, upper, rows[:, :size, start:stop], (Sweep(True, unit=True),))
+    if size < rows.shape[1]:
+        rest = rows[:, size:, stop:]
+        subtract(rest, rest, rows[:, size:, start:stop], upper)
 
 
 @libentry()
@@ -135,11 +159,21 @@ def _append(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n_columns", "count"])
+@triton.jit(do_not_specialize=["origin", "n_columns", "count"])
 def swap_rows(
-    x, swaps, batch, row, column, n_columns, count, BACKWARD: tl.constexpr, INDEX: tl.constexpr, COLUMNS: tl.constexpr
+    x,
+    swaps,
+    batch,
+    row,
+    column,
+    origin,
+    n_columns,
+    count,
+    BACKWARD: tl.constexpr,
+    INDEX: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
-    """Exchange row i of a block of columns with the row that swap i names, counted from 1, for all swaps in turn."""
+    """Exchange rows of a block of columns by all swaps in turn, as `exchange_rows` describes."""
     wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, COLUMNS)
     matrix = (tl.program_id(0) // blocks).to(INDEX)
@@ -149,7 +183,7 @@ def swap_rows(
     mask = columns < n_columns
     for step in range(count):
         i = count - 1 - step if BACKWARD else step
-        other = tl.load(swaps + matrix * count + i) - 1
+        other = tl.load(swaps + matrix * count + i) - 1 - origin
         upper, lower = tl.load(first + i * row_step, mask=mask), tl.load(first + other * row_step, mask=mask)
         tl.store(first + i * row_step, lower, mask=mask)
         tl.store(first + other * row_step, upper, mask=mask)
@@ -157,13 +191,17 @@ def swap_rows(
         tl.debug_barrier()
 
 
-def exchange_rows(x: torch.Tensor, swaps: torch.Tensor, backward: bool = False) -> None:
-    """Exchange rows in place by swaps, (matrices, count), which are contiguous, or by the last swap first."""
+def exchange_rows(x: torch.Tensor, swaps: torch.Tensor, origin: int = 0, backward: bool = False) -> None:
+    """Exchange rows in place by swaps, or by the last swap first.
+
+    Row i of x is exchanged with the row that swap i of its matrix names. Swaps, (matrices, count), are contiguous, and
+    count rows of the matrix from 1 on. x begins at row `origin` of the matrix, counted from 0.
+    """
     count, _, n_columns = x.shape
     if not n_columns * swaps.numel():
         return
     swap_rows[(count * -(-n_columns // _COLUMNS),)](
-        *(x, swaps, *x.stride(), n_columns, swaps.shape[1]),
+        *(x, swaps, *x.stride(), origin, n_columns, swaps.shape[1]),
         BACKWARD=backward,
         INDEX=offset_type(x),
         COLUMNS=_COLUMNS,
