@@ -40,7 +40,7 @@ def test_gradients():
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"driver": "gelsd"}, "driver 'gelsd'"), ({"rows": 4}, "right-hand sides"), ({"n": 200}, "up to")],
+    [({"driver": "gelsd"}, "driver 'gelsd'"), ({"rows": 4}, "right-hand sides"), ({"n": 9000}, "up to")],
 )
 def test_declines(change, match):
     n = change.get("n", 5)

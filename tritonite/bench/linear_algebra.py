@@ -1,4 +1,4 @@
-"""The families of random benchmark cases of linear algebra and Fourier transforms: batches of 1,000 and more."""
+"""The families of random benchmark cases of Fourier transforms and of linear algebra: batches, and large matrices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tritonite.bench.drawing import Call, Source, exactly, family, log_uniform, 
 # Sides of matrices: of covariances, of blocks of preconditioners, of poses and Jacobians. Batches of them.
 _SIDES = (4, 4, 6, 8, 8, 12, 16, 16, 24, 32, 32, 48, 64)
 _BATCHES = (1000, 20_000)
+# Sides of one matrix that is divided into blocks.
+_LARGE_SIDES = (256, 256, 384, 512, 512, 768, 1024, 1536, 2048)
 # Lengths of signals and spectra: of windows of audio, of long convolutions, of images' sides. Signals of a batch.
 _LENGTHS = (256, 320, 384, 400, 512, 640, 768, 1000, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _SIGNALS = (500, 2000)
@@ -56,6 +58,23 @@ def _linalg(random: Source) -> Call:
     n = min(n, int(most**0.25))
     B = max(1, min(log_uniform(random, _BATCHES), most // (16 * n * n)))
     return Call(name, name, exactly(lambda make: arguments(make, B, n), **keywords))
+
+
+_BLOCKED = (
+    *("linalg_cholesky_ex", "_cholesky_solve_helper", "linalg_solve_triangular", "linalg_lu_factor_ex"),
+    *("linalg_inv_ex", "_linalg_solve_ex", "_linalg_slogdet", "linalg_qr"),
+)
+
+
+@family("linalg_blocks")
+def _linalg_blocks(random: Source) -> Call:
+    """Draw a factorisation, a solve or an inverse of one matrix of 256 to 2,048 rows, which is divided into blocks."""
+    name = named(random, _BLOCKED)
+    arguments, keywords = _MATRICES[name]
+    rows = min(random.choice(_LARGE_SIDES), int(random.sizes.most**0.4))
+    # The matrices of QR have twice as many rows as columns.
+    n = rows // 2 if name == "linalg_qr" else rows
+    return Call(name, name, exactly(lambda make: arguments(make, 1, n), **keywords))
 
 
 @family("fft")

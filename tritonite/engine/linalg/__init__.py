@@ -11,11 +11,15 @@ never swapped: a pivoted factorisation keeps the position of each row, and store
   `jacobi.py` has what both need.
 - `substitution.py` solves triangular systems. A program holds a block of right-hand sides and reads one column of the
   factor at a time, so that a solve by LU or by Cholesky is one launch.
-- `reflectors.py` applies Householder reflectors to a block of columns in the same way.
+- `reflectors.py` applies Householder reflectors to a block of columns in the same way, and computes T of their compact
+  WY form.
 - `operands.py` describes strided batches, `table.py` chooses tiles, and `launch.py` has a function for each launch.
-- `blocked.py` divides larger matrices into blocks: Cholesky, LU and triangular solves.
+- `blocked.py` divides larger matrices into blocks: Cholesky, LU, and solves with triangles and with factors.
+  `compact_wy.py` does the same for QR and products with reflectors. `triangles.py` copies triangles of any size.
 
 A transposed problem, such as an upper Cholesky factor or X A = B, is the same kernel with rows' and columns' strides
 swapped. Matrices larger than the largest tile of the table are divided into blocks, which no measurement favours yet:
-ATen serves them unless `faster_only` is off. Other operators decline them.
+ATen serves them unless `faster_only` is off. A panel of LU or QR has all rows of a matrix, so that more rows than
+`table.panel_columns` allows decline. So do larger symmetric factorisations without a definite matrix, larger
+eigenvalue problems and larger singular values.
 """

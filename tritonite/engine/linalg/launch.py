@@ -9,13 +9,16 @@ from tritonite.engine.linalg.eigen import factor_symmetric
 from tritonite.engine.linalg.jacobi import JacobiMeta
 from tritonite.engine.linalg.ldl import factor_ldl
 from tritonite.engine.linalg.ldl import solve_ldl as substitute_ldl
-from tritonite.engine.linalg.lu import LuMeta, factor_lu, unpack_lu
+from tritonite.engine.linalg.lu import LuMeta, factor_lu, multiply_diagonal, unpack_lu
 from tritonite.engine.linalg.operands import TileMeta, over_batch
 from tritonite.engine.linalg.qr import factor_qr
-from tritonite.engine.linalg.reflectors import ReflectorMeta, apply_reflectors
+from tritonite.engine.linalg.reflectors import ReflectorMeta, apply_reflectors, factor_triangular
 from tritonite.engine.linalg.singular import orthogonalize_columns
 from tritonite.engine.linalg.substitution import SubstitutionMeta, Sweep, substitute
-from tritonite.engine.linalg.table import right_hand_sides, rotated_matrices, whole_matrices
+from tritonite.engine.linalg.table import Tile, right_hand_sides, rotated_matrices, whole_matrices
+
+# Elements of a diagonal that a program multiplies at a time.
+_DIAGONAL = 512
 
 
 def _programs(count: int, held: int) -> int:
@@ -117,6 +120,22 @@ def lu(
     )
 
 
+def determinant(
+    value: torch.Tensor, logarithm: torch.Tensor | None, factors: torch.Tensor, pivots: torch.Tensor
+) -> None:
+    """Write determinants, or with `logarithm` their signs and the logarithms of their sizes, given L and U in one."""
+    *shape, n, _ = factors.shape
+    batch, operands = over_batch(shape, (value, 0), (logarithm, 0), (factors, 2), (pivots, 1))
+    if not batch.n_matrices:
+        return
+    tile = Tile(1, _DIAGONAL, 1, 4)
+    multiply_diagonal[(batch.n_matrices,)](
+        *(*operands, batch.sizes, batch.n_matrices, n),
+        META=TileMeta.of(tile, (factors,)),
+        num_warps=tile.num_warps,
+    )
+
+
 def unpack(
     order: torch.Tensor | None,
     lower: torch.Tensor | None,
@@ -176,6 +195,18 @@ def reflect(
     apply_reflectors[(grid,)](
         *(*operands, batch.sizes, batch.n_matrices, n_rows, n_columns, taus.shape[-1]),
         META=ReflectorMeta(meta, source is None, ascending, signed),
+        num_warps=tile.num_warps,
+    )
+
+
+def triangular_factor(triangle: torch.Tensor, gram: torch.Tensor, taus: torch.Tensor) -> None:
+    """Write T of the product 1 - V T V^T of reflectors, given V^T V and the reflectors' factors."""
+    *shape, n, _ = gram.shape
+    batch, operands = over_batch(shape, (triangle, 2), (gram, 2), (taus, 1))
+    tile = whole_matrices(n, n, batch.n_matrices, gram.dtype)
+    factor_triangular[(_programs(batch.n_matrices, tile.matrices),)](
+        *(*operands, batch.sizes, batch.n_matrices, n),
+        META=TileMeta.of(tile, (triangle, gram)),
         num_warps=tile.num_warps,
     )
 

@@ -112,6 +112,39 @@ def factor_lu(factors, pivots, info, value, size, source, sizes, n_matrices, n_r
         tl.store(begin(size, index, sizes), logarithm, mask=exists)
 
 
+@triton.jit
+def _multiply(x, y):
+    return x * y
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_matrices", "n"])
+def multiply_diagonal(value, size, factors, pivots, sizes, n_matrices, n, META: tl.constexpr):
+    """Write the determinant of a matrix, or its sign and the logarithm of its size, given L and U in one matrix."""
+    wait_for_previous_launch()
+    meta: tl.constexpr = META
+    LINES: tl.constexpr = meta.rows
+    index, exists = matrices_of(tl.program_id(0), n_matrices, META)
+    line = tl.arange(0, LINES)[None, :]
+    first, swaps = begin(factors, index, sizes), begin(pivots, index, sizes)
+    diagonal_step = tl.full((), factors.row, meta.index) + tl.full((), factors.column, meta.index)
+    product = tl.full((1, LINES), 1, factors.data.dtype.element_ty)
+    logarithm = tl.zeros((1, LINES), factors.data.dtype.element_ty)
+    for start in range(0, n, LINES):
+        k = start + line
+        pivot = tl.load(vector_pointers(first, k, diagonal_step, meta.index), mask=k < n, other=1)
+        swap = tl.load(vector_pointers(swaps, k, pivots.row, meta.index), mask=k < n, other=0)
+        product = tl.where((k < n) & (swap != k + 1), -product, product)
+        if size.data is not None:
+            product *= (pivot > 0).to(pivot.dtype) - (pivot < 0).to(pivot.dtype)
+            logarithm += libdevice.log(tl.abs(pivot))
+        else:
+            product *= pivot
+    tl.store(begin(value, index, sizes), tl.reduce(product, 1, _multiply), mask=exists)
+    if size.data is not None:
+        tl.store(begin(size, index, sizes), tl.sum(logarithm, 1), mask=exists)
+
+
 @libentry()
 @triton.jit(do_not_specialize=["n_matrices", "n_rows", "n_columns"])
 def unpack_lu(order, lower, upper, factors, pivots, sizes, n_matrices, n_rows, n_columns, META: tl.constexpr):

@@ -1,4 +1,4 @@
-"""Products of Householder reflectors with a block of columns."""
+"""Products of Householder reflectors with a block of columns, and the matrix T of their compact WY form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tritonite.engine.linalg.tile import begin, matrices_of, pointers
+from tritonite.engine.linalg.tile import begin, matrices_of, pointers, vector_pointers
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
@@ -66,3 +66,31 @@ def apply_reflectors(
         x = tl.where((line >= k)[:, :, None], x - v[:, :, None] * products[:, None, :], x)
     target = pointers(begin(product, index, sizes), row, column, product.row, product.column, meta.index)
     tl.store(target, x, mask=inside)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_matrices", "n"])
+def factor_triangular(triangle, gram, taus, sizes, n_matrices, n, META: tl.constexpr):
+    """Write T of the product 1 - V T V^T of n reflectors, given V^T V, of which the upper triangle is read.
+
+    Column k of T is -tau_k T (V^T v_k) above its diagonal element tau_k (Schreiber and Van Loan 1989).
+    """
+    wait_for_previous_launch()
+    meta: tl.constexpr = META
+    MATRICES: tl.constexpr = meta.matrices
+    ROWS: tl.constexpr = meta.rows
+    COLUMNS: tl.constexpr = meta.columns
+    index, exists = matrices_of(tl.program_id(0), n_matrices, META)
+    line, across = tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[None, :]
+    row, column = line[:, :, None], across[:, None, :]
+    column_step = tl.full((), gram.column, meta.index)
+    products = vector_pointers(begin(gram, index, sizes), across, gram.row, meta.index)
+    scales, tau_step = begin(taus, index, sizes), tl.full((), taus.row, meta.index)
+    tile = tl.zeros((MATRICES, ROWS, COLUMNS), triangle.data.dtype.element_ty)
+    for k in range(n):
+        tau = tl.load(scales + k * tau_step, mask=exists, other=0)[:, None]
+        g = tl.load(products + k * column_step, mask=exists[:, None] & (across < k), other=0)
+        own = tl.where(line == k, tau, -tau * tl.sum(tile * g[:, None, :], 2))
+        tile = tl.where(column == k, own[:, :, None], tile)
+    target = pointers(begin(triangle, index, sizes), row, column, triangle.row, triangle.column, meta.index)
+    tl.store(target, tile, mask=exists[:, None, None] & (row < n) & (column < n))

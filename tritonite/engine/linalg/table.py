@@ -86,6 +86,13 @@ def panel_columns(rows: int, dtype: torch.dtype) -> int:
     return columns if columns >= _LEAST_SIDE else 0
 
 
+def check_panels(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Decline matrices with more rows than a panel of `_LEAST_SIDE` columns may have."""
+    if not panel_columns(rows, dtype):
+        most = linalg_table().tile_bytes // (_LEAST_SIDE * dtype.itemsize)
+        raise Decline(f"{dtype} matrices of {rows} by {columns}; up to {most} rows are factored by panels")
+
+
 def check_rotated_size(rows: int, columns: int, dtype: torch.dtype) -> None:
     """Decline matrices larger than a tile, or with more columns than Jacobi's methods rotate."""
     check_size(rows, columns, dtype)

@@ -12,11 +12,11 @@ from tritonite.engine.iteration import broadcast_shape, contiguous_strides
 from tritonite.engine.linalg.table import (
     aten_is_faster,
     aten_rotates_faster,
+    check_panels,
     check_rotated_size,
     check_size,
     fits_tile,
     linalg_table,
-    panel_columns,
 )
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
@@ -53,17 +53,43 @@ def check_factored(*tensors: torch.Tensor) -> None:
 
 
 def is_blocked(x: torch.Tensor, panels: bool = False) -> bool:
-    """Return whether matrices are divided into blocks, and otherwise check that a program holds one.
+    """Return whether matrices are divided into blocks because no program holds one.
 
-    ATen is expected to be faster with blocks, which `faster_only` declines. `panels` have all rows of a matrix.
+    ATen is expected to be faster than blocks, and than tiles for small batches: `faster_only` declines both. `panels`
+    means that each panel has all rows of a matrix, which bounds their number. A batch without matrices is not divided.
     """
     rows, columns = x.shape[-2:]
-    fits = fits_tile(rows, columns, x.dtype)
-    if fits or (panels and not panel_columns(rows, x.dtype)):
+    if not math.prod(x.shape[:-2]):
+        return False
+    if fits_tile(rows, columns, x.dtype):
         check_factored(x)
         return False
+    if panels:
+        check_panels(rows, columns, x.dtype)
     decline_if_slower(True)
     return True
+
+
+def is_solved_by_blocks(right: torch.Tensor) -> bool:
+    """Return whether right-hand sides have more rows than a program holds, which `faster_only` declines."""
+    if right.shape[-2] <= linalg_table().largest:
+        check_solved(right)
+        return False
+    decline_if_slower(right.numel() > 0)
+    return right.numel() > 0
+
+
+def blocks_of(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Return memory for a result of a shape: a batch of one dimension of matrices with contiguous columns."""
+    count, *sides = math.prod(shape[:-2]), *shape[-2:]
+    return empty_strided((count, *sides), matrix_strides((count, *sides)), like.dtype, like.device)
+
+
+def copy_of_blocks(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of matrices as a batch of one dimension, with contiguous columns."""
+    own = blocks_of(x.shape, x)
+    own.copy_(one_batch(x))
+    return own
 
 
 def one_batch(x: torch.Tensor) -> torch.Tensor:

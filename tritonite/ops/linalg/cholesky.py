@@ -3,20 +3,22 @@
 import torch
 
 from tritonite.dtypes import FULL_FLOATS
-from tritonite.engine.linalg import blocked, launch
+from tritonite.engine.linalg import blocked, launch, triangles
 from tritonite.engine.linalg.substitution import Sweep
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.ops.linalg.checks import (
+    blocks_of,
     check_matrices,
-    check_solved,
+    copy_of_blocks,
     is_blocked,
+    is_solved_by_blocks,
     matrix_strides,
     one_batch,
     refuse_errors,
 )
 from tritonite.registry import operator
-from tritonite.runtime.contract import empty, empty_strided
+from tritonite.runtime.contract import empty
 
 
 @operator("linalg_cholesky_ex", accepts=FULL_FLOATS)
@@ -30,8 +32,7 @@ def linalg_cholesky_ex(self, upper=False, check_errors=False, outs=()):
     if not divided:
         launch.cholesky(factor, info, self, upper)
         return outs
-    source = one_batch(self)
-    own = empty_strided(source.shape, matrix_strides(source.shape), self.dtype, self.device)
+    source, own = one_batch(self), blocks_of(self.shape, self)
     codes = empty(source.shape[:1], torch.int32, self.device)
     blocked.cholesky(own, codes, source.mT if upper else source)
     factor.copy_((own.mT if upper else own).view(factor.shape))
@@ -50,9 +51,15 @@ def cholesky_solve(self, A, upper, outs=()):
     check_matrices(self, A)
     if A.shape[:-1] != self.shape[:-1] or A.shape[-1] != A.shape[-2]:
         raise Decline(f"factors of shape {tuple(A.shape)} for right-hand sides of shape {tuple(self.shape)}")
-    check_solved(self)
+    divided = is_solved_by_blocks(self)
     given = outputs((self, A), [self.shape], [self.dtype], outs, (self,), matrix_strides(self.shape))
-    launch.solve(given[0], self, *_solve_by_factor(A, upper))
+    (out,) = given
+    if not divided:
+        launch.solve(out, self, *_solve_by_factor(A, upper))
+        return given
+    own = copy_of_blocks(self)
+    blocked.solve_by_cholesky(own, one_batch(A.mT if upper else A))
+    out.copy_(own.view(out.shape))
     return given
 
 
@@ -60,7 +67,14 @@ def cholesky_solve(self, A, upper, outs=()):
 def cholesky_inverse(self, upper=False, outs=()):
     """Solve for the columns of the identity, of which the lower triangle of the solution is kept."""
     check_matrices(self, square=True)
-    check_solved(self)
+    divided = is_solved_by_blocks(self)
     given = outputs((self,), [self.shape], [self.dtype], outs, strides=matrix_strides(self.shape))
-    launch.solve(given[0], None, *_solve_by_factor(self, upper), symmetric=True)
+    (out,) = given
+    if not divided:
+        launch.solve(out, None, *_solve_by_factor(self, upper), symmetric=True)
+        return given
+    own = blocks_of(self.shape, self)
+    triangles.identity(own)
+    blocked.solve_by_cholesky(own, one_batch(self.mT if upper else self))
+    triangles.mirror(out, own.view(out.shape))
     return given

@@ -4,14 +4,22 @@ import torch
 
 from tritonite.dtypes import FULL_FLOATS
 from tritonite.engine.iteration import contiguous_strides
-from tritonite.engine.linalg import launch
+from tritonite.engine.linalg import blocked, compact_wy, launch
 from tritonite.engine.linalg.substitution import Sweep
 from tritonite.engine.movement import fill_zero
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.ops import aten
-from tritonite.ops.linalg.checks import check_factored, check_matrices, matrix_strides
+from tritonite.ops.linalg.checks import (
+    blocks_of,
+    check_matrices,
+    copy_of_blocks,
+    is_blocked,
+    matrix_strides,
+    one_batch,
+)
+from tritonite.ops.linalg.qr import factor_by_blocks
 from tritonite.ops.reduction.norms import square
 from tritonite.ops.reduction.sums import only
 from tritonite.registry import exclude, operator
@@ -36,23 +44,45 @@ def _results(A, right, vector):
     return [solution.squeeze(-1) if vector else solution, *others]
 
 
-def _tall(solution, residuals, A, right):
+def _tall(solution, residuals, A, right, divided):
     """Solve R x = Q^T b, of which the rest of rows are the residuals."""
-    *batch, rows, columns = A.shape
+    *batch, columns = *A.shape[:-2], A.shape[-1]
+    if divided:
+        packed, taus = factor_by_blocks(A)
+        own = copy_of_blocks(right)
+        compact_wy.reflect(own, packed, taus, True)
+        found = blocks_of(solution.shape, A)
+        blocked.solve_triangle(found, own[:, :columns], packed[:, :columns], Sweep(False, unit=False))
+        solution.copy_(found.view(solution.shape))
+        _add_squares(residuals, own.view(right.shape)[..., columns:, :])
+        return
     packed = empty_strided(A.shape, matrix_strides(A.shape), A.dtype, A.device)
     taus = empty((*batch, columns), A.dtype, A.device)
     launch.qr(packed, taus, None, A)
     rotated = empty_strided(right.shape, matrix_strides(right.shape), A.dtype, A.device)
     launch.reflect(rotated, right, packed, taus, True)
     launch.solve(solution, rotated[..., :columns, :], packed[..., :columns, :], (Sweep(False, unit=False),))
-    if rows > columns:
-        _SQUARES.run((rotated[..., columns:, :],), (A.dim() - 2,), (residuals,), A.dtype)
+    _add_squares(residuals, rotated[..., columns:, :])
 
 
-def _wide(solution, A, right):
+def _add_squares(residuals, rest):
+    """Write the sum of squares of each column, unless there are no rows."""
+    if rest.shape[-2]:
+        _SQUARES.run((rest,), (rest.dim() - 2,), (residuals,), rest.dtype)
+
+
+def _wide(solution, A, right, divided):
     """Return the shortest solution: Q z of A^T = Q R, where R^T z = b."""
     *batch, rows, _ = A.shape
     source = A.mT
+    if divided:
+        packed, taus = factor_by_blocks(source)
+        own = blocks_of(solution.shape, A)
+        fill_zero(own)
+        blocked.solve_triangle(own[:, :rows], one_batch(right), packed[:, :rows].mT, Sweep(True, unit=False))
+        compact_wy.reflect(own, packed, taus, False)
+        solution.copy_(own.view(solution.shape))
+        return
     packed = empty_strided(source.shape, matrix_strides(source.shape), A.dtype, A.device)
     taus = empty((*batch, rows), A.dtype, A.device)
     launch.qr(packed, taus, None, source)
@@ -75,11 +105,12 @@ def linalg_lstsq(self, b, rcond=None, driver=None, outs=()):
     check_matrices(right, A)
     if right.shape[:-1] != A.shape[:-1] or not A.numel() or not right.numel():
         raise Decline(f"matrices of shape {tuple(A.shape)} for right-hand sides of shape {tuple(b.shape)}")
-    check_factored(A)
+    tall = A.shape[-2] >= A.shape[-1]
+    divided = is_blocked(A if tall else A.mT, panels=True)
     outs = _results(A, right, vector)
     solution = outs[0].unsqueeze(-1) if vector else outs[0]
-    if A.shape[-2] >= A.shape[-1]:
-        _tall(solution, outs[1], A, right)
+    if tall:
+        _tall(solution, outs[1], A, right, divided)
     else:
-        _wide(solution, A, right)
+        _wide(solution, A, right, divided)
     return outs

@@ -4,19 +4,20 @@ import torch
 
 from tritonite.dtypes import FULL_FLOATS
 from tritonite.engine.iteration import broadcast_shape
-from tritonite.engine.linalg import blocked, launch
+from tritonite.engine.linalg import blocked, launch, triangles
 from tritonite.engine.linalg.substitution import Sweep
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.ops import aten
 from tritonite.ops.linalg.checks import (
+    blocks_of,
     broadcast_batch,
-    check_factored,
     check_matrices,
-    check_solved,
     check_square,
+    copy_of_blocks,
     fresh_or_given,
     is_blocked,
+    is_solved_by_blocks,
     matrix_strides,
     one_batch,
     refuse_errors,
@@ -50,21 +51,21 @@ def linalg_lu_factor_ex(A, pivot=True, check_errors=False, outs=()):
     divided = is_blocked(A, panels=True)
     shapes, dtypes = [A.shape, _pivots_of(A), A.shape[:-2]], [A.dtype, torch.int32, torch.int32]
     outs = outputs((A,), shapes, dtypes, outs, (A,), matrix_strides(A.shape))
-    if divided:
-        _factor_blocked(*outs, A, pivot)
-    else:
-        launch.lu(*outs, A, pivot)
+    _factor(*outs, A, divided, pivot)
     return outs
 
 
-def _factor_blocked(factors, pivots, info, A, pivot):
-    source = one_batch(A)
-    own = empty_strided(source.shape, matrix_strides(source.shape), A.dtype, A.device)
-    own.copy_(source)
-    swaps, codes = empty(_pivots_of(source), torch.int32, A.device), empty(source.shape[:1], torch.int32, A.device)
+def _factor(factors, pivots, info, A, divided, pivot=True):
+    """Write L and U in one matrix, pivots, and codes if `info` is a tensor."""
+    if not divided:
+        launch.lu(factors, pivots, info, A, pivot)
+        return
+    own = copy_of_blocks(A)
+    swaps, codes = empty(_pivots_of(own), torch.int32, A.device), empty(own.shape[:1], torch.int32, A.device)
     blocked.lu(own, swaps, codes, pivot)
     for result, found in ((factors, own), (pivots, swaps), (info, codes)):
-        result.copy_(found.view(result.shape))
+        if result is not None:
+            result.copy_(found.view(result.shape))
 
 
 def _unpacked_shapes(x, unpack_data, unpack_pivots):
@@ -75,8 +76,24 @@ def _unpacked_shapes(x, unpack_data, unpack_pivots):
     return [(*batch, rows, rows) if unpack_pivots else (0,), *factors]
 
 
-def _unpack(given, factors, pivots, unpack_data, unpack_pivots):
+def _swaps(pivots):
+    """Return pivots as a batch of one dimension, contiguous."""
+    return pivots.contiguous().view(-1, pivots.shape[-1])
+
+
+def _unpack(given, factors, pivots, unpack_data, unpack_pivots, divided):
     order, lower, upper = given
+    if divided:
+        inner = min(factors.shape[-2:])
+        if unpack_data:
+            triangles.unit_lower(lower, factors[..., :inner])
+            triangles.upper(upper, factors[..., :inner, :])
+        if unpack_pivots:
+            own = blocks_of(order.shape, order)
+            triangles.identity(own)
+            blocked.exchange_rows(own, _swaps(pivots), backward=True)
+            order.copy_(own.view(order.shape))
+        return
     wanted = (order if unpack_pivots else None, *((lower, upper) if unpack_data else (None, None)))
     if unpack_data or unpack_pivots:
         launch.unpack(*wanted, factors, pivots)
@@ -87,11 +104,11 @@ def linalg_lu(A, pivot=True, outs=()):
     """Factor, and write the permutation matrix and the two factors apart."""
     _check_pivot(pivot)
     check_matrices(A)
-    check_factored(A)
+    divided = is_blocked(A, panels=True)
     outs = outputs((A,), _unpacked_shapes(A, True, pivot), [A.dtype] * 3, outs)
     factors, pivots = _scratch(A)
-    launch.lu(factors, pivots, None, A, pivot)
-    _unpack(outs, factors, pivots, True, pivot)
+    _factor(factors, pivots, None, A, divided, pivot)
+    _unpack(outs, factors, pivots, True, pivot, divided)
     return outs
 
 
@@ -101,20 +118,31 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True, outs=())
     check_matrices(LU_data)
     if unpack_pivots and (LU_pivots.dtype is not torch.int32 or LU_pivots.shape != _pivots_of(LU_data)):
         raise Decline(f"pivots of {LU_pivots.dtype} and shape {tuple(LU_pivots.shape)}")
-    check_factored(LU_data)
+    divided = is_blocked(LU_data)
     shapes = _unpacked_shapes(LU_data, unpack_data, unpack_pivots)
     outs = outputs((LU_data, LU_pivots), shapes, [LU_data.dtype] * 3, outs)
-    _unpack(outs, LU_data, LU_pivots if unpack_pivots else None, unpack_data, unpack_pivots)
+    _unpack(outs, LU_data, LU_pivots if unpack_pivots else None, unpack_data, unpack_pivots, divided)
     return outs
 
 
-def _solve(out, right, factors, pivots, left, adjoint):
+def _solve(out, right, factors, pivots, left, adjoint, divided):
     """Write the solution of A X = B, or of X A = B, by the factors of A or with `adjoint` of its transpose.
+
+    Without `right` B is the identity.
 
     P L U X = B is solved by L and U after B is permuted, and U^T L^T P^T X = B before X is.
     """
     if not left:
         out, right, adjoint = out.mT, None if right is None else right.mT, not adjoint
+    if divided:
+        own = blocks_of(out.shape, out)
+        if right is None:
+            triangles.identity(own)
+        else:
+            own.copy_(one_batch(right))
+        blocked.solve_by_lu(own, one_batch(factors), _swaps(pivots), adjoint)
+        out.copy_(own.view(out.shape))
+        return
     if adjoint:
         sweeps = Sweep(True, unit=False, transposed=True), Sweep(False, unit=True, transposed=True)
     else:
@@ -132,10 +160,10 @@ def linalg_lu_solve(LU, pivots, B, left=True, adjoint=False, outs=()):
     if LU.shape[-1] != B.shape[-2 if left else -1]:
         raise Decline(f"factors of shape {tuple(LU.shape)} for right-hand sides of shape {tuple(B.shape)}")
     factors, right = broadcast_batch(LU, B)
-    check_solved(right if left else right.mT)
+    divided = is_solved_by_blocks(right if left else right.mT)
     given = (LU, pivots, B)
     outs = outputs(given, [right.shape], [B.dtype], outs, (B,), matrix_strides(right.shape, left))
-    _solve(outs[0], right, factors, pivots.expand(factors.shape[:-1]), left, adjoint)
+    _solve(outs[0], right, factors, pivots.expand(factors.shape[:-1]), left, adjoint, divided)
     return outs
 
 
@@ -144,12 +172,12 @@ def linalg_inv_ex(A, check_errors=False, outs=()):
     """Factor, and solve for the columns of the identity."""
     refuse_errors(check_errors)
     check_matrices(A, square=True)
-    check_factored(A)
+    divided, by_blocks = is_blocked(A, panels=True), is_solved_by_blocks(A)
     shapes, dtypes = [A.shape, A.shape[:-2]], [A.dtype, torch.int32]
     inverse, info = outs = outputs((A,), shapes, dtypes, outs, (A,), matrix_strides(A.shape))
     factors, pivots = _scratch(A)
-    launch.lu(factors, pivots, info, A)
-    _solve(inverse, None, factors, pivots, True, False)
+    _factor(factors, pivots, info, A, divided)
+    _solve(inverse, None, factors, pivots, True, False, by_blocks)
     return outs
 
 
@@ -167,15 +195,14 @@ def linalg_solve_ex(A, B, left=True, check_errors=False, outs=()):
         raise Decline(f"matrices of shape {tuple(A.shape)} for right-hand sides of shape {tuple(B.shape)}")
     batch = broadcast_shape([A.shape[:-2], right.shape[:-2]])
     right = right.expand(*batch, *right.shape[-2:])
-    check_factored(A)
-    check_solved(right if left else right.mT)
+    divided, by_blocks = is_blocked(A, panels=True), is_solved_by_blocks(right if left else right.mT)
     shape = right.shape[:-1] if vector else right.shape
     shapes, dtypes = [shape, A.shape, A.shape[:-1], A.shape[:-2]], [A.dtype, A.dtype, torch.int32, torch.int32]
     outs = fresh_or_given((A, B), shapes, dtypes, outs, [matrix_strides(shape, left), matrix_strides(A.shape)])
     result, factors, pivots, info = outs
-    launch.lu(factors, pivots, info, A)
+    _factor(factors, pivots, info, A, divided)
     own = factors.expand(*batch, *A.shape[-2:]), pivots.expand(*batch, A.shape[-1])
-    _solve(result.unsqueeze(-1) if vector else result, right, *own, left, False)
+    _solve(result.unsqueeze(-1) if vector else result, right, *own, left, False, by_blocks)
     return outs
 
 
@@ -184,14 +211,24 @@ def _by_columns(x):
     return x.mT if x.is_contiguous() else x
 
 
+def _factor_with_determinant(factors, pivots, A, divided, value, logarithm=None):
+    """Write factors, pivots and the determinant, or with `logarithm` its sign and the logarithm of its size."""
+    source = _by_columns(A)
+    if divided:
+        _factor(factors, pivots, None, source, True)
+        launch.determinant(value, logarithm, factors, pivots)
+    else:
+        launch.lu(factors, pivots, None, source, determinant=value, logarithm=logarithm)
+
+
 @operator("_linalg_det", accepts=FULL_FLOATS)
 def linalg_det(A, outs=()):
     """Multiply the pivots as they are found."""
     check_matrices(A, square=True)
-    check_factored(A)
+    divided = is_blocked(A, panels=True)
     shapes, dtypes = [A.shape[:-2], A.shape, A.shape[:-1]], [A.dtype, A.dtype, torch.int32]
     result, factors, pivots = outs = fresh_or_given((A,), shapes, dtypes, outs, [None, matrix_strides(A.shape)])
-    launch.lu(factors, pivots, None, _by_columns(A), determinant=result)
+    _factor_with_determinant(factors, pivots, A, divided, result)
     return outs
 
 
@@ -199,10 +236,10 @@ def linalg_det(A, outs=()):
 def linalg_slogdet(A, outs=()):
     """Add up the logarithms of the pivots as they are found."""
     check_matrices(A, square=True)
-    check_factored(A)
+    divided = is_blocked(A, panels=True)
     batch = A.shape[:-2]
     shapes, dtypes = [batch, batch, A.shape, A.shape[:-1]], [A.dtype, A.dtype, A.dtype, torch.int32]
     outs = fresh_or_given((A,), shapes, dtypes, outs, [None, None, matrix_strides(A.shape)])
     sign, size, factors, pivots = outs
-    launch.lu(factors, pivots, None, _by_columns(A), determinant=sign, logarithm=size)
+    _factor_with_determinant(factors, pivots, A, divided, sign, size)
     return outs

@@ -1,15 +1,18 @@
 """QR factorisation by Householder reflectors, and products with them."""
 
 from tritonite.dtypes import FULL_FLOATS
-from tritonite.engine.linalg import launch
+from tritonite.engine.linalg import compact_wy, launch, triangles
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.ops.linalg.checks import (
-    check_factored,
+    blocks_of,
     check_matrices,
-    check_solved,
+    copy_of_blocks,
     fresh_or_given,
+    is_blocked,
+    is_solved_by_blocks,
     matrix_strides,
+    one_batch,
 )
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty, empty_strided
@@ -19,18 +22,37 @@ from tritonite.runtime.contract import empty, empty_strided
 def geqrf(self, outs=()):
     """Clear a column after the other by a reflector (Golub and Van Loan, section 5.2)."""
     check_matrices(self)
-    check_factored(self)
+    divided = is_blocked(self, panels=True)
     shapes = [self.shape, (*self.shape[:-2], min(self.shape[-2:]))]
     outs = outputs((self,), shapes, [self.dtype] * 2, outs, (self,), matrix_strides(self.shape))
-    launch.qr(*outs, None, self)
+    if not divided:
+        launch.qr(*outs, None, self)
+        return outs
+    for out, found in zip(outs, factor_by_blocks(self), strict=True):
+        out.copy_(found.view(out.shape))
     return outs
+
+
+def factor_by_blocks(A):
+    """Return R over the reflectors of Q, and the reflectors' factors, of a batch of one dimension."""
+    packed = copy_of_blocks(A)
+    taus = empty((packed.shape[0], min(packed.shape[1:])), A.dtype, A.device)
+    compact_wy.factor(packed, taus)
+    return packed, taus
+
+
+def _form_by_blocks(q, packed, taus):
+    """Write the leading columns of the product of reflectors."""
+    own = blocks_of(q.shape, q)
+    compact_wy.form(own, packed, taus)
+    q.copy_(own.view(q.shape))
 
 
 @operator("linalg_qr", accepts=FULL_FLOATS)
 def linalg_qr(A, mode="reduced", outs=()):
     """Factor by reflectors, and apply them to the columns of the identity."""
     check_matrices(A)
-    check_factored(A)
+    divided = is_blocked(A, panels=True)
     *batch, rows, columns = A.shape
     if mode not in ("reduced", "complete", "r"):
         raise Decline(f"mode {mode!r}")
@@ -38,6 +60,12 @@ def linalg_qr(A, mode="reduced", outs=()):
     shapes = [(0,) if mode == "r" else (*batch, rows, inner), (*batch, inner, columns)]
     strides = [matrix_strides(shape) for shape in shapes]
     q, r = outs = fresh_or_given((A,), shapes, [A.dtype] * 2, outs, strides)
+    if divided:
+        packed, taus = factor_by_blocks(A)
+        triangles.upper(r, packed.view(A.shape)[..., :inner, :])
+        if mode != "r":
+            _form_by_blocks(q, packed, taus)
+        return outs
     if mode == "r":
         launch.qr(None, None, r, A)
         return outs
@@ -56,15 +84,22 @@ def _check_reflectors(packed, taus):
         raise Decline(f"factors of {taus.dtype} and shape {tuple(taus.shape)} for {tuple(packed.shape)} reflectors")
 
 
+def _one_batch_of_vectors(x):
+    return one_batch(x.unsqueeze(-1)).squeeze(-1)
+
+
 @operator("linalg_householder_product", accepts=FULL_FLOATS)
 def linalg_householder_product(input, tau, outs=()):
     """Apply reflectors to the columns of the identity, the last one first."""
     _check_reflectors(input, tau)
     if input.shape[-1] > input.shape[-2]:
         raise Decline(f"reflectors of shape {tuple(input.shape)}; as many rows as columns are served")
-    check_solved(input)
+    divided = is_solved_by_blocks(input)
     outs = outputs((input, tau), [input.shape], [input.dtype], outs, strides=matrix_strides(input.shape))
-    launch.reflect(outs[0], None, input, tau, False)
+    if divided:
+        _form_by_blocks(outs[0], one_batch(input), _one_batch_of_vectors(tau))
+    else:
+        launch.reflect(outs[0], None, input, tau, False)
     return outs
 
 
@@ -75,13 +110,21 @@ def ormqr(self, input2, input3, left=True, transpose=False, outs=()):
     _check_reflectors(packed, taus)
     check_matrices(packed, other)
     rows = other.shape[-2 if left else -1]
-    if other.shape[:-2] != packed.shape[:-2] or packed.shape[-2] != rows or taus.shape[-1] > rows:
-        raise Decline(f"reflectors of shape {tuple(packed.shape)} for matrices of shape {tuple(other.shape)}")
-    check_solved(other if left else other.mT)
+    fits = packed.shape[-2] == rows and taus.shape[-1] == min(rows, packed.shape[-1])
+    if other.shape[:-2] != packed.shape[:-2] or not fits:
+        raise Decline(
+            f"{taus.shape[-1]} reflectors of shape {tuple(packed.shape)} for matrices of shape {tuple(other.shape)}"
+        )
+    divided = is_solved_by_blocks(other if left else other.mT)
     given = (packed, taus, other)
     outs = outputs(given, [other.shape], [other.dtype], outs, (other,), matrix_strides(other.shape))
     (product,) = outs
     if not left:
         product, other = product.mT, other.mT
-    launch.reflect(product, other, packed, taus, transpose == left)
+    if divided:
+        own = copy_of_blocks(other)
+        compact_wy.reflect(own, one_batch(packed), _one_batch_of_vectors(taus), transpose == left)
+        product.copy_(own.view(product.shape))
+    else:
+        launch.reflect(product, other, packed, taus, transpose == left)
     return outs

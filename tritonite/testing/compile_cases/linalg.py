@@ -12,6 +12,7 @@ from tritonite import registry
 from tritonite.runtime.launch import Specialization
 from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, launches, unit_strides
 
+_BLOCKED = ("linalg_cholesky_ex", "linalg_lu_factor_ex", "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_qr")
 _SIDES, _DTYPES = (3, 16, 64, 128), (torch.float32, torch.float64)
 
 
@@ -51,15 +52,14 @@ def linalg(full: bool) -> Iterator[Case]:
 
 @compile_cases("linalg")
 def blocks(full: bool) -> Iterator[Case]:
-    """The launches of matrices that are divided into blocks: factors of a panel, row exchanges, codes."""
+    """The launches of matrices that are divided into blocks: panels, row exchanges, codes, block reflectors."""
     for dtype in _DTYPES[: 1 + full]:
-        x = torch.empty(2, 300, 300, dtype=dtype)
-        for name in ("linalg_cholesky_ex", "linalg_lu_factor_ex"):
-            met = set()
+        x, met = torch.empty(2, 300, 300, dtype=dtype), set()
+        for name in _BLOCKED:
             for specialization in launches(registry.overloads()[name], (x,)):
-                module = specialization.kernel.__module__
-                if "linalg" in module and specialization.kernel not in met:
-                    met.add(specialization.kernel)
+                key = specialization.kernel, str(specialization.signature)
+                if "linalg" in specialization.kernel.__module__ and key not in met:
+                    met.add(key)
                     targets = tuple(TARGETS) if full else ("sm_90",)
                     yield Case(f"{name} {dtype} in blocks", specialization, targets)
 
