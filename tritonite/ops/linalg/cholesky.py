@@ -47,7 +47,7 @@ def _solve_by_factor(factor, upper):
 
 @operator("_cholesky_solve_helper", accepts=FULL_FLOATS)
 def cholesky_solve(self, A, upper, outs=()):
-    """Substitute forward by the factor, and backward by its transpose, in one launch."""
+    """Substitute forward by the factor, and backward by its transpose, in one launch or by blocks."""
     check_matrices(self, A)
     if A.shape[:-1] != self.shape[:-1] or A.shape[-1] != A.shape[-2]:
         raise Decline(f"factors of shape {tuple(A.shape)} for right-hand sides of shape {tuple(self.shape)}")

@@ -152,7 +152,7 @@ def _solve(out, right, factors, pivots, left, adjoint, divided):
 
 @operator("linalg_lu_solve", accepts=FULL_FLOATS)
 def linalg_lu_solve(LU, pivots, B, left=True, adjoint=False, outs=()):
-    """Substitute forward and backward in one launch, which also permutes the rows."""
+    """Substitute forward and backward in one launch or by blocks, and permute the rows."""
     check_matrices(LU, B)
     check_square(LU)
     if pivots.dtype is not torch.int32 or pivots.shape != LU.shape[:-1]:
