@@ -32,6 +32,8 @@ class BoxMeta:
     block_m, block_n, block_k: positions of a box, columns, and channels of a block.
     filters_inner: channels are contiguous in the filters, otherwise columns are.
     index: the dtype of element offsets.
+    program, program_channels: the pointwise program of the result, or None, and which of its operands have an element
+        for each channel.
     """
 
     box: tuple[int, int, int, int]
@@ -42,6 +44,8 @@ class BoxMeta:
     group_m: int
     filters_inner: bool
     index: Any
+    program: Any = None
+    program_channels: tuple[bool, ...] = ()
 
 
 class Sizes(NamedTuple):
@@ -81,12 +85,9 @@ def _is_addressable(tensor: torch.Tensor, size: int, strides: ImageStrides | Fil
     return not expanded and vector_multiple(tensor, size, strides, contiguous) == 16 // tensor.dtype.itemsize
 
 
-def serves_result(out: torch.Tensor, epilogue: Epilogue) -> bool:
-    """Return whether the kernel can store a result.
-
-    Activations make constants by Triton's functions, for which Gluon wants a layout.
-    """
-    return epilogue.activation is None and _is_addressable(out, out.shape[1], image_strides(out), "channel")
+def serves_result(out: torch.Tensor) -> bool:
+    """Return whether TMA can store a result."""
+    return _is_addressable(out, out.shape[1], image_strides(out), "channel")
 
 
 def _filter_stride(strides: FilterStrides, axes: Axes) -> int:
@@ -178,9 +179,11 @@ def convolve(
         bias,
         epilogue.residual,
         epilogue.sums,
+        epilogue.more,
         walk=walk,
         strides=image_strides(out),
         sizes=sizes,
+        ACTIVATION=epilogue.activation,
         META=BoxMeta(
             box=box,
             block_m=rows,
@@ -190,6 +193,8 @@ def convolve(
             group_m=table().group_m,
             filters_inner=inner,
             index=offset_type(out),
+            program=epilogue.program,
+            program_channels=epilogue.channels,
         ),
         num_warps=4,
         **fusion(),

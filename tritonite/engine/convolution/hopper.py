@@ -19,11 +19,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tritonite.engine.convolution.epilogue import apply_epilogue
 from tritonite.engine.gemm.kernels.epilogue import tile_index
 from tritonite.engine.gemm.kernels.hopper import load, store
+from tritonite.language.gluon import infer_layouts
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
+# Activations and programs are written in Triton's language.
+infer_layouts()
 # Warp groups that multiply.
 CONSUMERS = gl.constexpr(2)
 
@@ -70,6 +74,7 @@ class _Results(NamedTuple):
     bias: Any
     residual: Any
     sums: Any
+    more: Any
     strides: Any
     sizes: Any
 
@@ -118,32 +123,32 @@ def _copy_blocks(x, filters, buffers, walk, META: gl.constexpr):
 
 
 @gluon.jit
-def _store_columns(total, results, staging, corner, column, META: gl.constexpr):
+def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.constexpr, META: gl.constexpr):
     """Apply the epilogue to columns of a box from `column` on, and store them by TMA through the buffer `staging`."""
     ROWS: gl.constexpr = total.shape[0]
     WIDTH: gl.constexpr = total.shape[1]
     BOX: gl.constexpr = META.box
+    PROGRAM: gl.constexpr = META.program
+    CHANNELS: gl.constexpr = META.program_channels
+    sizes, strides = results.sizes, results.strides
     image, d, h, w = corner
     columns = column + gl.arange(0, WIDTH, gl.SliceLayout(0, total.type.layout))
-    valid = columns < results.sizes.columns
+    valid = columns < sizes.columns
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, total.type.layout))
+    at_w = w + row % BOX[3]
+    at_h = h + row // BOX[3] % BOX[2]
+    at_d = d + row // (BOX[3] * BOX[2]) % BOX[1]
+    at = image + row // (BOX[3] * BOX[2] * BOX[1])
+    exists = (at < sizes.images) & (at_d < sizes.depth) & (at_h < sizes.height) & (at_w < sizes.width)
+    offset = at.to(META.index) * strides.batch + at_d.to(META.index) * strides.depth
+    offset += at_h.to(META.index) * strides.height + at_w.to(META.index) * strides.width
+    offset = offset[:, None] + columns.to(META.index)[None, :]
+    mask = exists[:, None] & valid[None, :]
     if results.bias is not None:
         total += gl.load(results.bias + columns, mask=valid, other=0.0).to(gl.float32)[None, :]
-    if results.residual is not None or results.sums is not None:
-        sizes, strides = results.sizes, results.strides
-        row = gl.arange(0, ROWS, gl.SliceLayout(1, total.type.layout))
-        at_w = w + row % BOX[3]
-        at_h = h + row // BOX[3] % BOX[2]
-        at_d = d + row // (BOX[3] * BOX[2]) % BOX[1]
-        at = image + row // (BOX[3] * BOX[2] * BOX[1])
-        exists = (at < sizes.images) & (at_d < sizes.depth) & (at_h < sizes.height) & (at_w < sizes.width)
-        offset = at.to(META.index) * strides.batch + at_d.to(META.index) * strides.depth
-        offset += at_h.to(META.index) * strides.height + at_w.to(META.index) * strides.width
-        offset = offset[:, None] + columns.to(META.index)[None, :]
-        mask = exists[:, None] & valid[None, :]
-        if results.residual is not None:
-            total += gl.load(results.residual + offset, mask=mask, other=0.0).to(gl.float32)
-        if results.sums is not None:
-            gl.store(results.sums + offset, total.to(results.sums.dtype.element_ty), mask=mask)
+    channel = (columns[None, :], valid[None, :])
+    residual, sums, more = results.residual, results.sums, results.more
+    total = apply_epilogue(total, residual, sums, offset, mask, ACTIVATION, more, channel, PROGRAM, CHANNELS)
     tma.store_wait(pendings=0)
     staging.reshape((ROWS, WIDTH)).store(total.to(results.out.dtype))
     fence_async_shared()
@@ -151,7 +156,9 @@ def _store_columns(total, results, staging, corner, column, META: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(results, buffers, walk, META: gl.constexpr, CONSUMER: gl.constexpr):
+def _multiply(
+    results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constexpr, CONSUMER: gl.constexpr
+):
     """Multiply and store box number CONSUMER of every pair of boxes, as one warp group."""
     STAGES: gl.constexpr = META.stages
     ROWS: gl.constexpr = META.block_m
@@ -183,7 +190,7 @@ def _multiply(results, buffers, walk, META: gl.constexpr, CONSUMER: gl.constexpr
         halves = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
         for i in gl.static_range(2):
             first = column * COLUMNS + i * WIDTH
-            _store_columns(halves[i], results, results.staging.index(CONSUMER), corner, first, META)
+            _store_columns(halves[i], results, results.staging.index(CONSUMER), corner, first, ACTIVATION, META)
     tma.store_wait(pendings=0)
 
 
@@ -196,12 +203,14 @@ def convolve_boxes(
     bias,
     residual,
     sums,
+    more,
     walk,
     strides,
     sizes,
+    ACTIVATION: gl.constexpr,
     META: gl.constexpr,
 ):
-    """Write convolution + bias + residual for pairs of boxes of positions, persistently.
+    """Write ACTIVATION(convolution + bias + residual) for pairs of boxes of positions, persistently.
 
     Args:
         x, out: tensor descriptors of (image, depth, height, width, channel), in boxes of META.box positions; those of
@@ -209,9 +218,12 @@ def convolve_boxes(
         filters: the tensor descriptor of (column, tap, channel), or without META.filters_inner of (channel, tap,
             column).
         bias: (columns,), contiguous, or None.
-        residual, sums: addresses of tensors with the strides of the result, or None; sums go to `sums`, too.
+        residual, sums: addresses of tensors with the strides of the result, or None; sums before ACTIVATION go to
+            `sums`.
+        more: operands of META.program.
         walk: `BoxWalk`.
         strides, sizes: the result's `ImageStrides` and its sizes.
+        ACTIVATION: a device function of a block, or None.
         META: `BoxMeta`.
     """
     STAGES: gl.constexpr = META.stages
@@ -224,12 +236,12 @@ def convolve_boxes(
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
     buffers = _Buffers(x_blocks, filter_blocks, ready, free)
-    results = _Results(out, staging, bias, residual, sums, strides, sizes)
+    results = _Results(out, staging, bias, residual, sums, more, strides, sizes)
     wait_for_previous_launch()
     gl.warp_specialize(
         [
-            (_multiply, (results, buffers, walk, META, 0)),
-            (_multiply, (results, buffers, walk, META, 1)),
+            (_multiply, (results, buffers, walk, ACTIVATION, META, 0)),
+            (_multiply, (results, buffers, walk, ACTIVATION, META, 1)),
             (_copy_blocks, (x, filters, buffers, walk, META)),
         ],
         [4, 1],

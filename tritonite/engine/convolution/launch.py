@@ -74,7 +74,7 @@ def convolve(
     if product.multiply(input, filters, bias, out, geometry, precision, epilogue):
         return
     if _is_depthwise(filters, geometry):
-        _check_kernel(epilogue, False)
+        _check_depthwise(epilogue)
         depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3], epilogue)
         return
     problem = problem_of(input, filters, out, geometry)
@@ -104,7 +104,7 @@ def convolve_transposed(
     if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, epilogue):
         return
     if _is_depthwise(filters, geometry):
-        _check_kernel(epilogue, False)
+        _check_depthwise(epilogue)
         depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias, epilogue)
         return
     problem = transposed_problem_of(input, filters, out, geometry)
@@ -185,10 +185,10 @@ def _is_depthwise(filters: torch.Tensor, geometry: Geometry) -> bool:
     return geometry.groups > 1 and filters.shape[1] == 1
 
 
-def _check_kernel(epilogue: Epilogue, serves: bool) -> None:
-    """Decline a program for a kernel that has none."""
-    if epilogue.program is not None and not serves:
-        raise Decline("a depthwise convolution, or a kernel of Gluon's; the program is launched by itself")
+def _check_depthwise(epilogue: Epilogue) -> None:
+    """Decline a program for the kernels of depthwise convolutions, which have none."""
+    if epilogue.program is not None:
+        raise Decline("a depthwise convolution; the program is launched by itself")
 
 
 def channels_last(tensor: torch.Tensor, problem: Problem) -> torch.Tensor:
@@ -242,10 +242,9 @@ def _run(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Tile |
     operands = operands._replace(input=channels_last(operands.input, problem))
     # The sum of slices adds a bias, and nothing of the shape of the result.
     splits = matrices is not None and epilogue.residual is None and epilogue.sums is None and not epilogue.program
-    by_boxes = tile is None and boxes.serves_result(out, epilogue)
+    by_boxes = tile is None and boxes.serves_result(out)
     by_boxes = by_boxes and boxes.serves(*operands[:3], operands.axes, operands.strides)
     tile = tile or select.forward_tile(problem, out.device, splits=splits)
-    _check_kernel(epilogue, not (by_boxes and tile.splits == 1))
     if by_boxes and tile.splits == 1:
         _, input, filters, _, axes, strides, _ = operands
         boxes.convolve(problem, input, filters, bias, out, axes, strides, epilogue)
