@@ -14,8 +14,8 @@ def _full_of_any_layout(self: Any, shape: Any, value: Any, dtype: Any, layout: A
 
 
 def infer_layouts() -> None:
-    """Have `tl.full`, `tl.zeros` and `tl.zeros_like` in Gluon make blocks of the layout of their use, as `gl.full` does.
+    """Have blocks of `tl.full`, `tl.zeros` and `tl.zeros_like` take the layout of the blocks that they are used with.
 
-    Triton passes no layout, and Gluon infers one only where a caller passes None.
+    Gluon infers a layout if it is given None, as `gl.full` does by default. Functions of `tl` give none at all.
     """
     GluonSemantic.full = _full_of_any_layout

@@ -13,6 +13,8 @@ strides, and filters are (columns, channels of a group, kernel depth, height, wi
 - groups: filters of narrow groups as block-diagonal filters of one group
 - epilogue: what follows a convolution: a residual, an activation, and the sums before it
 - boxes: 16-bit channels-last convolutions of stride 1 by boxes of positions that TMA copies; hopper, their kernel
+- filter_boxes: the gradient of their filters by such boxes; hopper_filters, its kernel
+- slices: memory for slices of the filters' gradient, and their sum
 - launch: host functions `convolve`, `convolve_transposed` and `filter_gradient`
 - product: filters of one tap as ordinary matrix products, by the `gemm` engine
 - depthwise: choice of tiles and launches where every group has one input channel; depthwise_taps, what its kernels

@@ -73,13 +73,13 @@ def serves(problem: Problem, input: torch.Tensor, filters: torch.Tensor, axes: A
         and problem.units == problem.merged == 1
         and problem.channels >= table().box_channels
         and all(axis.stride == 1 for axis in axes)
-        and _is_addressable(input, problem.channels, image_strides(input), "channel")
-        and _is_addressable(filters, size, strides, contiguous)
+        and is_addressable(input, problem.channels, image_strides(input), "channel")
+        and is_addressable(filters, size, strides, contiguous)
         and _taps_follow(strides, axes)
     )
 
 
-def _is_addressable(tensor: torch.Tensor, size: int, strides: ImageStrides | FilterStrides, contiguous: str) -> bool:
+def is_addressable(tensor: torch.Tensor, size: int, strides: ImageStrides | FilterStrides, contiguous: str) -> bool:
     """Return whether TMA can address a tensor: `vector_multiple` is 16 bytes, and no dimension is expanded."""
     expanded = 0 in [step for count, step in zip(tensor.shape, tensor.stride(), strict=True) if count > 1]
     return not expanded and vector_multiple(tensor, size, strides, contiguous) == 16 // tensor.dtype.itemsize
@@ -87,7 +87,7 @@ def _is_addressable(tensor: torch.Tensor, size: int, strides: ImageStrides | Fil
 
 def serves_result(out: torch.Tensor) -> bool:
     """Return whether TMA can store a result."""
-    return _is_addressable(out, out.shape[1], image_strides(out), "channel")
+    return is_addressable(out, out.shape[1], image_strides(out), "channel")
 
 
 def _filter_stride(strides: FilterStrides, axes: Axes) -> int:
@@ -173,9 +173,9 @@ def convolve(
         programs=programs,
     )
     hopper.convolve_boxes[(programs,)](
-        _image_blocks(input, box, tile.block_k),
+        image_blocks(input, box, tile.block_k),
         _filter_blocks(filters, problem, axes, strides, tile),
-        _image_blocks(out, box, tile.block_n // 2),
+        image_blocks(out, box, tile.block_n // 2),
         bias,
         epilogue.residual,
         epilogue.sums,
@@ -207,7 +207,7 @@ def _descriptor(tensor: torch.Tensor, shape: list[int], strides: list[int], bloc
     return in_shared_memory(TensorDescriptor(tensor, shape, [*whole[:-1], 1], block))
 
 
-def _image_blocks(image: torch.Tensor, box: tuple[int, int, int, int], channels: int) -> Any:
+def image_blocks(image: torch.Tensor, box: tuple[int, int, int, int], channels: int) -> Any:
     """Return the descriptor of an (N, C, D, H, W) tensor in boxes of some channels."""
     order = (0, 2, 3, 4, 1)
     shape, strides = [image.shape[d] for d in order], [image.stride(d) for d in order]

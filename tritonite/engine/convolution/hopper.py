@@ -156,9 +156,7 @@ def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.const
 
 
 @gluon.jit
-def _multiply(
-    results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constexpr, CONSUMER: gl.constexpr
-):
+def _multiply(results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constexpr, CONSUMER: gl.constexpr):
     """Multiply and store box number CONSUMER of every pair of boxes, as one warp group."""
     STAGES: gl.constexpr = META.stages
     ROWS: gl.constexpr = META.block_m

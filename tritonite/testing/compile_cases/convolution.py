@@ -109,6 +109,21 @@ def boxes(full: bool) -> Iterator[Case]:
                 yield Case(f"{label} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
 
 
+@compile_cases("convolution_boxes")
+def filter_boxes(full: bool) -> Iterator[Case]:
+    """Tiles of the kernel of the filters' gradient over boxes of positions, in slices and in one."""
+    cube = torch.channels_last_3d
+    tiles = table.TABLE["nvidia"].filter_boxes
+    for dtype, tile in itertools.product((torch.float16, torch.bfloat16)[not full :], tiles):
+        for images in (1, 32):
+            x = torch.empty(images, 136, 1, 16, 16, dtype=dtype).to(memory_format=cube)
+            weight = torch.empty(72, 136, 1, 3, 3, dtype=dtype)
+            grad = torch.empty(images, 72, 1, 16, 16, dtype=dtype).to(memory_format=cube)
+            given = (x, grad, weight, Geometry((1, 1, 1), (0, 1, 1), (1, 1, 1), 1), "ieee")
+            for specialization in _by_boxes(launch.filter_gradient, given, filter_boxes=(tile,)):
+                yield Case(f"{images} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
+
+
 def _by_boxes(run: Any, given: tuple[Any, ...], **limits: Any) -> list[Any]:
     """Return the launches of a call on a device with warp-group products, with changed limits of its table."""
     changed = table.TABLE | {"nvidia": table.TABLE["nvidia"]._replace(**limits)}
