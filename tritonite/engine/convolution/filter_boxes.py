@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 
     tile: FilterBoxTile
     steps: int
-    count: int
+    splits: int
 
 
 def choose(problem: Problem, input: torch.Tensor, grad: torch.Tensor, axes: Axes) -> Choice | None:
@@ -90,7 +90,8 @@ def _is_exact(problem: Problem, axes: Axes, tile: FilterBoxTile) -> bool:
 
 
 def _sizes(problem: Problem, axes: Axes) -> boxes.Sizes:
-    return boxes.Sizes(problem.batches, *[axis.positions for axis in axes], problem.columns)
+    depth, height, width = axes
+    return boxes.Sizes(problem.batches, depth.positions, height.positions, width.positions, problem.columns)
 
 
 def _empty(problem: Problem, axes: Axes, tile: FilterBoxTile) -> list[int]:
@@ -116,7 +117,7 @@ def _possible(problem: Problem, axes: Axes, tile: FilterBoxTile, multiprocessors
     bytes_of_slice = 4 * problem.columns * problem.inner
     most = min(count // table().least_blocks, table().slices_bytes // max(1, bytes_of_slice))
     wanted = {1, *[rounds * multiprocessors // (tiles_m * tiles_n) for rounds in range(1, 5)]}
-    steps = {-(-count // min(max(1, slices), max(1, most))) for slices in wanted}
+    steps = {-(-count // min(max(1, splits), max(1, most))) for splits in wanted}
     return [Choice(tile, each, -(-count // each)) for each in sorted(steps)]
 
 
@@ -124,10 +125,10 @@ def _estimate(problem: Problem, choice: Choice, multiprocessors: int) -> float:
     """Return the estimated time in microseconds: rounds of tiles, and the sum of slices."""
     tile, limits = choice.tile, table()
     tiles_m, tiles_n = _tiles(problem, tile)
-    rounds = -(-tiles_m * tiles_n * choice.count // multiprocessors)
+    rounds = -(-tiles_m * tiles_n * choice.splits // multiprocessors)
     time = rounds * (choice.steps * tile.time + tile.ends)
-    if choice.count > 1:
-        time += limits.adding + 8 * choice.count * problem.columns * problem.inner / limits.bytes_per_us
+    if choice.splits > 1:
+        time += limits.adding + 8 * choice.splits * problem.columns * problem.inner / limits.bytes_per_us
     return time
 
 
@@ -135,16 +136,16 @@ def filter_gradient(
     problem: Problem, input: torch.Tensor, grad: torch.Tensor, out: torch.Tensor, axes: Axes, choice: Choice
 ) -> None:
     """Write the gradient of the filters to `out`, as `choose` chose."""
-    tile, steps, count = choice
+    tile, steps, splits = choice
     sizes = _sizes(problem, axes)
     box, every = boxes.box_of(tile.block_k, sizes)
     tiles_m, tiles_n = _tiles(problem, tile)
     boxes_d, boxes_h, boxes_w = [-(-size // side) for size, side in zip(sizes[1:4], box[1:], strict=True)]
-    tiles = tiles_m * tiles_n * count
+    tiles = tiles_m * tiles_n * splits
     programs = min(tiles, devices.multiprocessors(out.device))
     result, strides = out, filter_strides(out, 1)
-    if count > 1:
-        result = slices.partial_gradients(out, problem, count)
+    if splits > 1:
+        result = slices.partial_gradients(out, problem, splits)
         strides = merged_strides(result)
     walk = hopper_filters.FilterWalk(
         boxes=every,
@@ -164,7 +165,7 @@ def filter_gradient(
         tiles=tiles,
         programs=programs,
     )
-    slice_stride = result[0].numel() if count > 1 else 0
+    slice_stride = result[0].numel() if splits > 1 else 0
     hopper_filters.filter_gradient_boxes[(programs,)](
         boxes.image_blocks(input, box, tile.block_m // _CONSUMERS),
         boxes.image_blocks(grad, box, tile.block_n),
@@ -184,5 +185,5 @@ def filter_gradient(
         num_warps=4,
         **fusion(),
     )
-    if count > 1:
+    if splits > 1:
         slices.add(result, out, problem, axes)
