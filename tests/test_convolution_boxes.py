@@ -74,6 +74,7 @@ def as_python(function, grid, given, options, at_once):
     to_kernel = {TensorDescriptor: as_descriptor, torch.Tensor: Pointer, tuple: lambda x: tuple(map(Pointer, x))}
     given = [to_kernel.get(type(each), lambda x: x)(each) for each in given]
     del options["num_warps"]
+    options = {name: number(value) for name, value in options.items()}
     walk = options.pop("walk")
     walk = walk._replace(**{n: number(v) for n, v in walk._asdict().items() if isinstance(v, int)})
     options["META"] = dataclasses.replace(options["META"], index=torch.int64)

@@ -148,11 +148,9 @@ def filter_gradient(
         result = slices.partial_gradients(out, problem, splits)
         strides = merged_strides(result)
     walk = hopper_filters.FilterWalk(
-        boxes=every,
         boxes_d=boxes_d,
         boxes_h=boxes_h,
         boxes_w=boxes_w,
-        steps_of_slice=steps,
         empty=tuple(_empty(problem, axes, tile)),
         taps=problem.taps,
         taps_h=axes.height.taps,
@@ -162,14 +160,16 @@ def filter_gradient(
         blocks=_blocks(problem, tile),
         tiles_m=tiles_m,
         tiles_n=tiles_n,
-        tiles=tiles,
-        programs=programs,
     )
     slice_stride = result[0].numel() if splits > 1 else 0
     hopper_filters.filter_gradient_boxes[(programs,)](
         boxes.image_blocks(input, box, tile.block_m // _CONSUMERS),
         boxes.image_blocks(grad, box, tile.block_n),
         result,
+        boxes=every,
+        steps=steps,
+        tiles=tiles,
+        programs=programs,
         walk=walk,
         strides=strides,
         sizes=hopper_filters.FilterSizes(problem.channels, problem.columns, slice_stride),

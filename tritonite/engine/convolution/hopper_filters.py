@@ -21,24 +21,20 @@ from tritonite.runtime.libentry import libentry
 
 
 class FilterWalk(NamedTuple):
-    """Boxes, taps and tiles that the warps of a program walk along.
+    """Boxes, taps and tiles that the warps of a program walk along, which do not depend on the number of images.
 
     Along each dimension a tap reads at position + origin + tap * step.
 
-    boxes: of all positions; boxes_d, boxes_h and boxes_w those along depth, height and width.
-    steps_of_slice: boxes of a slice.
+    boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     empty: positions of the boxes along depth, height and width that do not exist.
     taps: of a filter; taps_h and taps_w those along height and width.
     blocks: blocks of input channels.
     tiles_m, tiles_n: pairs of (tap, block of input channels), and blocks of output channels.
-    tiles: those of all slices.
     """
 
-    boxes: Any
     boxes_d: Any
     boxes_h: Any
     boxes_w: Any
-    steps_of_slice: Any
     empty: Any
     taps: Any
     taps_h: Any
@@ -48,8 +44,6 @@ class FilterWalk(NamedTuple):
     blocks: Any
     tiles_m: Any
     tiles_n: Any
-    tiles: Any
-    programs: Any
 
 
 class FilterSizes(NamedTuple):
@@ -58,6 +52,15 @@ class FilterSizes(NamedTuple):
     channels: Any
     columns: Any
     slice_stride: Any
+
+
+class _Slices(NamedTuple):
+    """Boxes of all positions and of a slice, tiles of all slices, and programs."""
+
+    boxes: Any
+    steps: Any
+    tiles: Any
+    programs: Any
 
 
 class _Buffers(NamedTuple):
@@ -70,13 +73,13 @@ class _Buffers(NamedTuple):
 
 
 @gluon.jit
-def _tile_of(tile, walk, META: gl.constexpr):
+def _tile_of(tile, slices, walk, META: gl.constexpr):
     """Return a tile's pair, its block of output channels, its slice, and the slice's first box and the box after it."""
     own = walk.tiles_m * walk.tiles_n
     pair, column = tile_index(tile % own, walk.tiles_m, walk.tiles_n, META.group_m)
     slice_of = tile // own
-    begin = slice_of * walk.steps_of_slice
-    return pair, column, slice_of, begin, gl.minimum(begin + walk.steps_of_slice, walk.boxes)
+    begin = slice_of * slices.steps
+    return pair, column, slice_of, begin, gl.minimum(begin + slices.steps, slices.boxes)
 
 
 @gluon.jit
@@ -116,14 +119,14 @@ def _corner(box, move, walk, BOX: gl.constexpr):
 
 
 @gluon.jit
-def _copy_boxes(x, grad, buffers, walk, META: gl.constexpr):
+def _copy_boxes(x, grad, buffers, slices, walk, META: gl.constexpr):
     """Copy the boxes of every tile of this program to the stages, as they become free. One warp does this."""
     STAGES: gl.constexpr = META.stages
     BOX: gl.constexpr = META.box
     BYTES: gl.constexpr = (CONSUMERS * META.block_m + META.block_n) * META.block_k * 2
     step = 0
-    for tile in range(gl.program_id(0), walk.tiles, walk.programs):
-        pair, column, _, begin, end = _tile_of(tile, walk, META)
+    for tile in range(gl.program_id(0), slices.tiles, slices.programs):
+        pair, column, _, begin, end = _tile_of(tile, slices, walk, META)
         first = pair * CONSUMERS
         own = _move(first, walk)
         for box in range(begin, end):
@@ -160,7 +163,7 @@ def _store_gradient(total, out, unit, column, slice_of, walk, strides, sizes, ME
 
 
 @gluon.jit
-def _multiply(out, buffers, walk, strides, sizes, META: gl.constexpr, CONSUMER: gl.constexpr):
+def _multiply(out, buffers, slices, walk, strides, sizes, META: gl.constexpr, CONSUMER: gl.constexpr):
     """Multiply and store number CONSUMER of every pair of (tap, block of channels), as one warp group."""
     STAGES: gl.constexpr = META.stages
     ROWS: gl.constexpr = META.block_m
@@ -168,8 +171,8 @@ def _multiply(out, buffers, walk, strides, sizes, META: gl.constexpr, CONSUMER: 
     POSITIONS: gl.constexpr = META.block_k
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     step = 0
-    for tile in range(gl.program_id(0), walk.tiles, walk.programs):
-        pair, column, slice_of, begin, end = _tile_of(tile, walk, META)
+    for tile in range(gl.program_id(0), slices.tiles, slices.programs):
+        pair, column, slice_of, begin, end = _tile_of(tile, slices, walk, META)
         total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
         for box in range(begin, end):
             stage = step % STAGES
@@ -187,14 +190,15 @@ def _multiply(out, buffers, walk, strides, sizes, META: gl.constexpr, CONSUMER: 
 
 
 @libentry()
-@gluon.jit
-def filter_gradient_boxes(x, grad, out, walk, strides, sizes, META: gl.constexpr):
+@gluon.jit(do_not_specialize=["boxes", "steps", "tiles", "programs"])
+def filter_gradient_boxes(x, grad, out, boxes, steps, tiles, programs, walk, strides, sizes, META: gl.constexpr):
     """Write the sums of slices of the positions, for pairs of (tap, block of input channels), persistently.
 
     Args:
         x, grad: tensor descriptors of (image, depth, height, width, channel), in boxes of META.box positions: the
             input, and the gradient of the convolution's result.
         out: the gradient of the filters, or of each slice of them.
+        boxes, steps, tiles, programs: `_Slices`.
         walk: `FilterWalk`.
         strides: `FilterStrides` of `out`.
         sizes: `FilterSizes`.
@@ -208,13 +212,14 @@ def filter_gradient_boxes(x, grad, out, walk, strides, sizes, META: gl.constexpr
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
+    slices = _Slices(boxes, steps, tiles, programs)
     buffers = _Buffers(x_blocks, grad_blocks, ready, free)
     wait_for_previous_launch()
     gl.warp_specialize(
         [
-            (_multiply, (out, buffers, walk, strides, sizes, META, 0)),
-            (_multiply, (out, buffers, walk, strides, sizes, META, 1)),
-            (_copy_boxes, (x, grad, buffers, walk, META)),
+            (_multiply, (out, buffers, slices, walk, strides, sizes, META, 0)),
+            (_multiply, (out, buffers, slices, walk, strides, sizes, META, 1)),
+            (_copy_boxes, (x, grad, buffers, slices, walk, META)),
         ],
         [4, 1],
         [240, 24],
