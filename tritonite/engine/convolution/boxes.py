@@ -168,9 +168,7 @@ def convolve(
         origins=tuple([axis.origin for axis in axes]),
         steps=tuple([axis.dilation for axis in axes]),
         inner=-(-problem.channels // tile.block_k),
-        tiles_m=tiles_m,
         tiles_n=tiles_n,
-        programs=programs,
     )
     hopper.convolve_boxes[(programs,)](
         image_blocks(input, box, tile.block_k),
@@ -180,9 +178,12 @@ def convolve(
         epilogue.residual,
         epilogue.sums,
         epilogue.more,
+        images=images,
+        tiles_m=tiles_m,
+        programs=programs,
         walk=walk,
         strides=image_strides(out),
-        sizes=sizes,
+        sizes=hopper.ResultSizes(depth, height, width, columns),
         ACTIVATION=epilogue.activation,
         META=BoxMeta(
             box=box,

@@ -33,14 +33,14 @@ CONSUMERS = gl.constexpr(2)
 
 
 class BoxWalk(NamedTuple):
-    """Boxes, taps and tiles that the warps of a program walk along.
+    """Boxes, taps and blocks that the warps of a program walk along, which do not depend on the number of images.
 
     Along each dimension a tap reads at position + origin + tap * step.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     taps: of a filter; taps_h and taps_w those along height and width.
     inner: blocks of input channels.
-    tiles_m, tiles_n: pairs of boxes, and blocks of columns.
+    tiles_n: blocks of columns.
     """
 
     boxes_d: Any
@@ -52,8 +52,23 @@ class BoxWalk(NamedTuple):
     origins: Any
     steps: Any
     inner: Any
-    tiles_m: Any
     tiles_n: Any
+
+
+class ResultSizes(NamedTuple):
+    """Sizes of a result, but for the number of images."""
+
+    depth: Any
+    height: Any
+    width: Any
+    columns: Any
+
+
+class _Batch(NamedTuple):
+    """Images, pairs of boxes, and programs."""
+
+    images: Any
+    tiles_m: Any
     programs: Any
 
 
@@ -77,6 +92,7 @@ class _Results(NamedTuple):
     more: Any
     strides: Any
     sizes: Any
+    images: Any
 
 
 @gluon.jit
@@ -91,15 +107,15 @@ def _corner(box, walk, BOX: gl.constexpr):
 
 
 @gluon.jit
-def _copy_blocks(x, filters, buffers, walk, META: gl.constexpr):
+def _copy_blocks(x, filters, buffers, batch, walk, META: gl.constexpr):
     """Copy the blocks of every tile of this program to the stages, as they become free. One warp does this."""
     STAGES: gl.constexpr = META.stages
     BOX: gl.constexpr = META.box
     INNER: gl.constexpr = META.block_k
     BYTES: gl.constexpr = (CONSUMERS * META.block_m + META.block_n) * INNER * 2
     step = 0
-    for tile in range(gl.program_id(0), walk.tiles_m * walk.tiles_n, walk.programs):
-        row, column = tile_index(tile, walk.tiles_m, walk.tiles_n, META.group_m)
+    for tile in range(gl.program_id(0), batch.tiles_m * walk.tiles_n, batch.programs):
+        row, column = tile_index(tile, batch.tiles_m, walk.tiles_n, META.group_m)
         first = row * CONSUMERS
         for block in range(walk.taps * walk.inner):
             stage, tap, channel = step % STAGES, block // walk.inner, block % walk.inner * INNER
@@ -139,7 +155,7 @@ def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.const
     at_h = h + row // BOX[3] % BOX[2]
     at_d = d + row // (BOX[3] * BOX[2]) % BOX[1]
     at = image + row // (BOX[3] * BOX[2] * BOX[1])
-    exists = (at < sizes.images) & (at_d < sizes.depth) & (at_h < sizes.height) & (at_w < sizes.width)
+    exists = (at < results.images) & (at_d < sizes.depth) & (at_h < sizes.height) & (at_w < sizes.width)
     offset = at.to(META.index) * strides.batch + at_d.to(META.index) * strides.depth
     offset += at_h.to(META.index) * strides.height + at_w.to(META.index) * strides.width
     offset = offset[:, None] + columns.to(META.index)[None, :]
@@ -156,7 +172,7 @@ def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.const
 
 
 @gluon.jit
-def _multiply(results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constexpr, CONSUMER: gl.constexpr):
+def _multiply(results, buffers, batch, walk, ACTIVATION: gl.constexpr, META: gl.constexpr, CONSUMER: gl.constexpr):
     """Multiply and store box number CONSUMER of every pair of boxes, as one warp group."""
     STAGES: gl.constexpr = META.stages
     ROWS: gl.constexpr = META.block_m
@@ -166,8 +182,8 @@ def _multiply(results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constex
     BOX: gl.constexpr = META.box
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     step, blocks = 0, walk.taps * walk.inner
-    for tile in range(gl.program_id(0), walk.tiles_m * walk.tiles_n, walk.programs):
-        row, column = tile_index(tile, walk.tiles_m, walk.tiles_n, META.group_m)
+    for tile in range(gl.program_id(0), batch.tiles_m * walk.tiles_n, batch.programs):
+        row, column = tile_index(tile, batch.tiles_m, walk.tiles_n, META.group_m)
         total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
         for block in range(blocks):
             stage = step % STAGES
@@ -193,7 +209,7 @@ def _multiply(results, buffers, walk, ACTIVATION: gl.constexpr, META: gl.constex
 
 
 @libentry()
-@gluon.jit
+@gluon.jit(do_not_specialize=["images", "tiles_m", "programs"])
 def convolve_boxes(
     x,
     filters,
@@ -202,6 +218,9 @@ def convolve_boxes(
     residual,
     sums,
     more,
+    images,
+    tiles_m,
+    programs,
     walk,
     strides,
     sizes,
@@ -219,8 +238,9 @@ def convolve_boxes(
         residual, sums: addresses of tensors with the strides of the result, or None; sums before ACTIVATION go to
             `sums`.
         more: operands of META.program.
+        images, tiles_m, programs: their numbers, and that of pairs of boxes.
         walk: `BoxWalk`.
-        strides, sizes: the result's `ImageStrides` and its sizes.
+        strides, sizes: the result's `ImageStrides` and `ResultSizes`.
         ACTIVATION: a device function of a block, or None.
         META: `BoxMeta`.
     """
@@ -234,13 +254,14 @@ def convolve_boxes(
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
     buffers = _Buffers(x_blocks, filter_blocks, ready, free)
-    results = _Results(out, staging, bias, residual, sums, more, strides, sizes)
+    batch = _Batch(images, tiles_m, programs)
+    results = _Results(out, staging, bias, residual, sums, more, strides, sizes, images)
     wait_for_previous_launch()
     gl.warp_specialize(
         [
-            (_multiply, (results, buffers, walk, ACTIVATION, META, 0)),
-            (_multiply, (results, buffers, walk, ACTIVATION, META, 1)),
-            (_copy_blocks, (x, filters, buffers, walk, META)),
+            (_multiply, (results, buffers, batch, walk, ACTIVATION, META, 0)),
+            (_multiply, (results, buffers, batch, walk, ACTIVATION, META, 1)),
+            (_copy_blocks, (x, filters, buffers, batch, walk, META)),
         ],
         [4, 1],
         [240, 24],
