@@ -144,9 +144,9 @@ def volume(tensor, more=2):
     return tensor
 
 
-def geometry_of(dims, padding, dilation):
+def geometry_of(dims, padding, dilation, stride=(1, 1, 1)):
     fill = 3 - dims
-    return Geometry((1, 1, 1), (0,) * fill + padding, (1,) * fill + dilation, 1)
+    return Geometry((1,) * fill + stride[-dims:], (0,) * fill + padding, (1,) * fill + dilation, 1)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -167,6 +167,46 @@ def test_convolutions(layer, transposed, launched, tile):
     run(*map(volume, (x, weight)), bias, volume(out), geometry_of(dims, padding, dilation), "ieee", NO_EPILOGUE)
     close(out, expected, 4, 1e-2)
     assert len(launched) == 1
+
+
+# Channels, columns, sizes, kernel, padding, stride.
+STRIDED = {
+    "both": (72, 24, (9, 12), (3, 3), (1, 1), (2, 2)),
+    "one tap": (72, 24, (8, 9), (1, 1), (0, 0), (2, 2)),
+    "rows": (72, 24, (9, 5), (3, 3), (1, 1), (2, 1)),
+    "columns": (72, 24, (4, 9), (5, 5), (2, 0), (1, 2)),
+    "sequences": (72, 24, (37,), (3,), (1,), (2,)),
+    "patches": (40, 24, (8, 6), (2, 2), (0, 0), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("layer", STRIDED)
+def test_strides_of_two(layer, launched, tile):
+    channels, columns, sizes, kernel, padding, stride = STRIDED[layer]
+    dims, options = len(sizes), {"padding": padding, "stride": stride}
+    x, weight = drawn(3, channels, *sizes, dtype=torch.float16), drawn(columns, channels, *kernel, dtype=torch.float16)
+    expected = getattr(functional, f"conv{dims}d")(x.double(), weight.double(), **options)
+    out = drawn(*expected.shape, dtype=torch.float16).fill_(math.nan)
+    geometry = geometry_of(dims, padding, (1,) * dims, stride)
+    launch.convolve(*map(volume, (x, weight)), None, volume(out), geometry, "ieee")
+    close(out, expected, 4, 2e-3)
+    assert len(launched) == 1
+
+
+@pytest.mark.parametrize("layer", STRIDED)
+def test_gradients_of_filters_of_stride_two(layer, launched, filter_tile):
+    _, columns, sizes, kernel, padding, stride = STRIDED[layer]
+    dims, options, columns = len(sizes), {"padding": padding, "stride": stride}, columns + 8
+    x = drawn(2, filter_tile.block_m, *sizes, dtype=torch.float16)
+    weight = torch.randn(columns, x.shape[1], *kernel, device=x.device, dtype=torch.float64, requires_grad=True)
+    result = getattr(functional, f"conv{dims}d")(x.double(), weight, **options)
+    grad = drawn(*result.shape, dtype=torch.float16)
+    (expected,) = torch.autograd.grad(result, weight, grad.double())
+    out = torch.full_like(expected, math.nan, dtype=torch.float16)
+    geometry = geometry_of(dims, padding, (1,) * dims, stride)
+    launch.filter_gradient(*map(volume, (x, grad, out)), geometry, "ieee")
+    close(out, expected, result.shape[2:].numel() * 2, 2e-3)
+    assert len(launched) == (layer != "columns")
 
 
 def test_a_residual_and_sums(launched, tile):
@@ -298,7 +338,7 @@ def test_calls_that_are_not_served(launched, tile):
     assert not served(x.float(), weight.float(), out.float())
     assert not served(x[:, :31], weight[:, :31])
     assert not served(weight=weight[:9], out=out[:, :9])
-    two = Geometry((1, 2, 2), (0, 1, 1), (1, 1, 1), 1)
-    assert not served(out=out[:, :, :3, :3], geometry=two)
+    three = Geometry((1, 3, 3), (0, 1, 1), (1, 1, 1), 1)
+    assert not served(out=out[:, :, :2, :2], geometry=three)
     halves = Geometry((1, 1, 1), (0, 1, 1), (1, 1, 1), 2)
     assert not served(weight=weight[:, :16], geometry=halves)

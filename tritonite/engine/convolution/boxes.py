@@ -31,6 +31,7 @@ class BoxMeta:
     box: images, depths, heights and widths of a warp group's box, powers of two.
     block_m, block_n, block_k: positions of a box, columns, and channels of a block.
     filters_inner: channels are contiguous in the filters, otherwise columns are.
+    strides: 1 or 2, along height and width.
     index: the dtype of element offsets.
     program, program_channels: the pointwise program of the result, or None, and which of its operands have an element
         for each channel.
@@ -43,6 +44,7 @@ class BoxMeta:
     stages: int
     group_m: int
     filters_inner: bool
+    strides: tuple[int, int]
     index: Any
     program: Any = None
     program_channels: tuple[bool, ...] = ()
@@ -61,8 +63,8 @@ class Sizes(NamedTuple):
 def serves(problem: Problem, input: torch.Tensor, filters: torch.Tensor, axes: Axes, strides: FilterStrides) -> bool:
     """Return whether the kernel serves a convolution, whose result is in channels-last order.
 
-    It does for 16-bit floats, one group, a stride of 1, and rows of channels of whole 16 bytes. Dimensions of a filter
-    have to follow each other in memory.
+    It does for 16-bit floats, one group, strides that `serves_strides` is true for, and rows of channels of whole 16
+    bytes. Dimensions of a filter have to follow each other in memory.
     """
     inner = strides.channel == 1
     size, contiguous = (problem.channels, "channel") if inner else (problem.columns, "column")
@@ -72,10 +74,17 @@ def serves(problem: Problem, input: torch.Tensor, filters: torch.Tensor, axes: A
         and devices.has_wgmma(input.device)
         and problem.units == problem.merged == 1
         and problem.channels >= table().box_channels
-        and all(axis.stride == 1 for axis in axes)
+        and serves_strides(axes)
         and is_addressable(input, problem.channels, image_strides(input), "channel")
         and is_addressable(filters, size, strides, contiguous)
         and _taps_follow(strides, axes)
+    )
+
+
+def serves_strides(axes: Axes) -> bool:
+    """Return whether strides are 1, or 2 along a height and width that have odd elements."""
+    return axes.depth.stride == 1 and all(
+        axis.stride == 1 or (axis.stride == 2 and axis.size > 1) for axis in (axes.height, axes.width)
     )
 
 
@@ -171,7 +180,7 @@ def convolve(
         tiles_n=tiles_n,
     )
     hopper.convolve_boxes[(programs,)](
-        image_blocks(input, box, tile.block_k),
+        *input_blocks(input, axes, box, tile.block_k),
         _filter_blocks(filters, problem, axes, strides, tile),
         image_blocks(out, box, tile.block_n // 2),
         bias,
@@ -193,6 +202,7 @@ def convolve(
             stages=tile.stages,
             group_m=table().group_m,
             filters_inner=inner,
+            strides=(axes.height.stride, axes.width.stride),
             index=offset_type(out),
             program=epilogue.program,
             program_channels=epilogue.channels,
@@ -206,6 +216,16 @@ def _descriptor(tensor: torch.Tensor, shape: list[int], strides: list[int], bloc
     # The stride of a dimension of size 1 may be anything, and TMA wants a multiple of 16 bytes.
     whole = [step if size > 1 else 8 * -(-shape[-1] // 8) for size, step in zip(shape, strides[:-1] + [1], strict=True)]
     return in_shared_memory(TensorDescriptor(tensor, shape, [*whole[:-1], 1], block))
+
+
+def input_blocks(input: torch.Tensor, axes: Axes, box: tuple[int, int, int, int], channels: int) -> list[Any]:
+    """Return the descriptors of an input for `hopper.load_view`."""
+    rows, columns = axes.height.stride, axes.width.stride
+    return [
+        image_blocks(input[:, :, :, h::rows, w::columns], box, channels) if h < rows and w < columns else None
+        for h in (0, 1)
+        for w in (0, 1)
+    ]
 
 
 def image_blocks(image: torch.Tensor, box: tuple[int, int, int, int], channels: int) -> Any:

@@ -11,7 +11,7 @@ import torch
 from tritonite import devices
 from tritonite.engine.convolution import boxes, hopper, hopper_filters, slices
 from tritonite.engine.convolution.groups import merged_strides
-from tritonite.engine.convolution.meta import Axes
+from tritonite.engine.convolution.meta import Axes, Axis
 from tritonite.engine.convolution.problem import Problem, filter_strides, image_strides
 from tritonite.engine.convolution.table import FilterBoxTile, table
 from tritonite.engine.iteration import offset_type
@@ -26,6 +26,7 @@ class FilterBoxMeta:
 
     box: images, depths, heights and widths of a box, powers of two.
     block_m, block_n, block_k: input channels of a warp group, output channels, and positions of a box.
+    strides: 1 or 2, along height and width.
     index: the dtype of element offsets within a slice.
     """
 
@@ -35,6 +36,7 @@ class FilterBoxMeta:
     block_k: int
     stages: int
     group_m: int
+    strides: tuple[int, int]
     index: Any
 
 
@@ -49,7 +51,8 @@ class Choice(NamedTuple):
 def choose(problem: Problem, input: torch.Tensor, grad: torch.Tensor, axes: Axes) -> Choice | None:
     """Return the choice with the least estimated time, or None for a gradient that the kernel does not serve.
 
-    It serves 16-bit floats, one group, a stride of 1, and rows of channels of whole 16 bytes.
+    It serves 16-bit floats, one group, strides that `boxes.serves_strides` is true for, and rows of channels of whole
+    16 bytes.
     """
     served = (
         bool(table().filter_boxes)
@@ -58,7 +61,7 @@ def choose(problem: Problem, input: torch.Tensor, grad: torch.Tensor, axes: Axes
         and problem.units == problem.merged == 1
         and problem.rows > 0
         and min(problem.channels, problem.columns) >= table().box_channels
-        and all(axis.stride == 1 for axis in axes)
+        and boxes.serves_strides(axes)
         and boxes.is_addressable(input, problem.channels, image_strides(input), "channel")
         and boxes.is_addressable(grad, problem.columns, image_strides(grad), "channel")
     )
@@ -82,11 +85,16 @@ def _is_exact(problem: Problem, axes: Axes, tile: FilterBoxTile) -> bool:
     A box serves two taps if the blocks of input channels are odd in number. Then all positions have to exist.
     """
     for axis, empty in zip(axes, _empty(problem, axes, tile), strict=True):
-        moves = [axis.origin + tap * axis.dilation for tap in range(axis.taps)]
-        outside = all(move <= 0 or move >= axis.size - axis.positions for move in moves)
+        outside = all(_misses(axis, axis.origin + tap * axis.dilation) for tap in range(axis.taps))
         if empty and not (outside and _blocks(problem, tile) % _CONSUMERS == 0):
             return False
     return True
+
+
+def _misses(axis: Axis, offset: int) -> bool:
+    """Return whether a tap at `offset` meets no input before the first position, or none after the last one."""
+    move, first = divmod(offset, axis.stride)
+    return move <= 0 or (move + axis.positions) * axis.stride + first >= axis.size
 
 
 def _sizes(problem: Problem, axes: Axes) -> boxes.Sizes:
@@ -163,7 +171,7 @@ def filter_gradient(
     )
     slice_stride = result[0].numel() if splits > 1 else 0
     hopper_filters.filter_gradient_boxes[(programs,)](
-        boxes.image_blocks(input, box, tile.block_m // _CONSUMERS),
+        *boxes.input_blocks(input, axes, box, tile.block_m // _CONSUMERS),
         boxes.image_blocks(grad, box, tile.block_n),
         result,
         boxes=every,
@@ -180,6 +188,7 @@ def filter_gradient(
             block_k=tile.block_k,
             stages=tile.stages,
             group_m=table().group_m,
+            strides=(axes.height.stride, axes.width.stride),
             index=offset_type(result),
         ),
         num_warps=4,

@@ -1,8 +1,10 @@
-"""The warp-specialised kernel of channels-last convolutions of stride 1, in Gluon, for Hopper's wgmma and TMA (sm_90).
+"""The warp-specialised kernel of channels-last convolutions, in Gluon, for Hopper's wgmma and TMA (sm_90).
 
 A warp group multiplies a box of output positions, (images, depth, height, width). A filter's tap reads a box of the
 same shape from the input, moved by the tap: one block of a tensor descriptor, whose elements outside of the image are
 0. One warp copies the blocks of all taps and channels, and two warp groups multiply them and store their boxes.
+
+With a stride of 2 a tap reads every second row, or column. The even and the odd ones are tensors of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ CONSUMERS = gl.constexpr(2)
 class BoxWalk(NamedTuple):
     """Boxes, taps and blocks that the warps of a program walk along, which do not depend on the number of images.
 
-    Along each dimension a tap reads at position + origin + tap * step.
+    Along each dimension a tap reads at position * stride + origin + tap * step.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     taps: of a filter; taps_h and taps_w those along height and width.
@@ -107,11 +109,41 @@ def _corner(box, walk, BOX: gl.constexpr):
 
 
 @gluon.jit
+def met(offset, STRIDE: gl.constexpr):
+    """Return where position 0 meets the input with a tap at `offset`, counted in steps of STRIDE, which is 1 or 2.
+
+    The second result is 1 for odd elements of the input with a STRIDE of 2, otherwise 0.
+    """
+    return offset >> (STRIDE - 1), offset & (STRIDE - 1)
+
+
+@gluon.jit
+def load_view(x, view, at, ready, to, STRIDES: gl.constexpr):
+    """Copy a box of the input, or with strides of 2 of its even or odd rows and columns.
+
+    Args:
+        x: descriptors of the views: even rows and even columns, odd columns, odd rows, odd rows and columns. With a
+            stride of 1 even ones are all, and odd ones None.
+        view: the index of one of them.
+        STRIDES: along height and width.
+    """
+    if (STRIDES[0] == 1 and STRIDES[1] == 1) or view == 0:
+        load(x[0], at, ready, to)
+    if STRIDES[1] == 2 and view == 1:
+        load(x[1], at, ready, to)
+    if STRIDES[0] == 2 and view == 2:
+        load(x[2], at, ready, to)
+    if STRIDES[0] == 2 and STRIDES[1] == 2 and view == 3:
+        load(x[3], at, ready, to)
+
+
+@gluon.jit
 def _copy_blocks(x, filters, buffers, batch, walk, META: gl.constexpr):
     """Copy the blocks of every tile of this program to the stages, as they become free. One warp does this."""
     STAGES: gl.constexpr = META.stages
     BOX: gl.constexpr = META.box
     INNER: gl.constexpr = META.block_k
+    STRIDES: gl.constexpr = META.strides
     BYTES: gl.constexpr = (CONSUMERS * META.block_m + META.block_n) * INNER * 2
     step = 0
     for tile in range(gl.program_id(0), batch.tiles_m * walk.tiles_n, batch.programs):
@@ -123,15 +155,15 @@ def _copy_blocks(x, filters, buffers, batch, walk, META: gl.constexpr):
             tap_h = tap // walk.taps_w % walk.taps_h
             tap_d = tap // walk.taps_w // walk.taps_h
             move_d = walk.origins[0] + tap_d * walk.steps[0]
-            move_h = walk.origins[1] + tap_h * walk.steps[1]
-            move_w = walk.origins[2] + tap_w * walk.steps[2]
+            move_h, odd_h = met(walk.origins[1] + tap_h * walk.steps[1], STRIDES[0])
+            move_w, odd_w = met(walk.origins[2] + tap_w * walk.steps[2], STRIDES[1])
             mbarrier.wait(buffers.free.index(stage), 1 - step // STAGES % 2)
             ready = buffers.ready.index(stage)
             mbarrier.expect(ready, BYTES)
             for i in gl.static_range(CONSUMERS):
                 image, d, h, w = _corner(first + i, walk, BOX)
                 at = [image, d + move_d, h + move_h, w + move_w, channel]
-                load(x, at, ready, buffers.x.index(stage * CONSUMERS + i))
+                load_view(x, 2 * odd_h + odd_w, at, ready, buffers.x.index(stage * CONSUMERS + i), STRIDES)
             column_first = column * META.block_n
             at = [column_first, tap, channel] if META.filters_inner else [channel, tap, column_first]
             load(filters, at, ready, buffers.filters.index(stage))
@@ -212,6 +244,9 @@ def _multiply(results, buffers, batch, walk, ACTIVATION: gl.constexpr, META: gl.
 @gluon.jit(do_not_specialize=["images", "tiles_m", "programs"])
 def convolve_boxes(
     x,
+    x_odd_columns,
+    x_odd_rows,
+    x_odd,
     filters,
     out,
     bias,
@@ -232,6 +267,7 @@ def convolve_boxes(
     Args:
         x, out: tensor descriptors of (image, depth, height, width, channel), in boxes of META.box positions; those of
             `out` have half of a tile's columns.
+        x_odd_columns, x_odd_rows, x_odd: None, or with strides of 2 further views of the input (`load_view`).
         filters: the tensor descriptor of (column, tap, channel), or without META.filters_inner of (channel, tap,
             column).
         bias: (columns,), contiguous, or None.
@@ -261,7 +297,7 @@ def convolve_boxes(
         [
             (_multiply, (results, buffers, batch, walk, ACTIVATION, META, 0)),
             (_multiply, (results, buffers, batch, walk, ACTIVATION, META, 1)),
-            (_copy_blocks, (x, filters, buffers, batch, walk, META)),
+            (_copy_blocks, ((x, x_odd_columns, x_odd_rows, x_odd), filters, buffers, batch, walk, META)),
         ],
         [4, 1],
         [240, 24],

@@ -1,4 +1,4 @@
-"""The warp-specialised kernel of the gradient of filters, channels-last and of stride 1, in Gluon (sm_90).
+"""The warp-specialised kernel of the gradient of filters, channels-last, in Gluon (sm_90).
 
 A tap's gradient is a product over output positions of the input, moved by the tap, and of the output's gradient. A
 block of positions is a box, (images, depth, height, width). One warp copies boxes of both tensors, and two warp groups
@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from tritonite.engine.convolution.hopper import CONSUMERS
+from tritonite.engine.convolution.hopper import CONSUMERS, load_view, met
 from tritonite.engine.gemm.kernels.epilogue import tile_index
 from tritonite.engine.gemm.kernels.hopper import load
 from tritonite.language.order import wait_for_previous_launch
@@ -23,7 +23,7 @@ from tritonite.runtime.libentry import libentry
 class FilterWalk(NamedTuple):
     """Boxes, taps and tiles that the warps of a program walk along, which do not depend on the number of images.
 
-    Along each dimension a tap reads at position + origin + tap * step.
+    Along each dimension a tap reads at position * stride + origin + tap * step.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     empty: positions of the boxes along depth, height and width that do not exist.
@@ -91,12 +91,13 @@ def _tap_of(unit, walk):
 
 
 @gluon.jit
-def _move(unit, walk):
-    """Return the steps from an output position to the input that a tap meets."""
+def _move(unit, walk, STRIDES: gl.constexpr):
+    """Return where the first output position meets the input with a tap, and the view of the input (`load_view`)."""
     tap_d, tap_h, tap_w, _ = _tap_of(unit, walk)
     move_d = walk.origins[0] + tap_d * walk.steps[0]
-    move_h = walk.origins[1] + tap_h * walk.steps[1]
-    return move_d, move_h, walk.origins[2] + tap_w * walk.steps[2]
+    move_h, odd_h = met(walk.origins[1] + tap_h * walk.steps[1], STRIDES[0])
+    move_w, odd_w = met(walk.origins[2] + tap_w * walk.steps[2], STRIDES[1])
+    return move_d, move_h, move_w, 2 * odd_h + odd_w
 
 
 @gluon.jit
@@ -106,7 +107,7 @@ def _corner(box, move, walk, BOX: gl.constexpr):
     Positions of boxes that do not exist come first for taps that move back, otherwise last. Their taps are outside of
     the input then, so that no input, which may be infinite, is multiplied by a zero.
     """
-    move_d, move_h, move_w = move
+    move_d, move_h, move_w, _ = move
     w = box % walk.boxes_w
     rest = box // walk.boxes_w
     h = rest % walk.boxes_h
@@ -123,12 +124,13 @@ def _copy_boxes(x, grad, buffers, slices, walk, META: gl.constexpr):
     """Copy the boxes of every tile of this program to the stages, as they become free. One warp does this."""
     STAGES: gl.constexpr = META.stages
     BOX: gl.constexpr = META.box
+    STRIDES: gl.constexpr = META.strides
     BYTES: gl.constexpr = (CONSUMERS * META.block_m + META.block_n) * META.block_k * 2
     step = 0
     for tile in range(gl.program_id(0), slices.tiles, slices.programs):
         pair, column, _, begin, end = _tile_of(tile, slices, walk, META)
         first = pair * CONSUMERS
-        own = _move(first, walk)
+        own = _move(first, walk, STRIDES)
         for box in range(begin, end):
             stage = step % STAGES
             image, d, h, w = _corner(box, own, walk, BOX)
@@ -138,10 +140,10 @@ def _copy_boxes(x, grad, buffers, slices, walk, META: gl.constexpr):
             for i in gl.static_range(CONSUMERS):
                 # The last pair may be a single one, which is copied twice.
                 unit = gl.minimum(first + i, walk.taps * walk.blocks - 1)
-                move_d, move_h, move_w = _move(unit, walk)
+                move_d, move_h, move_w, view = _move(unit, walk, STRIDES)
                 channel = unit % walk.blocks * META.block_m
                 at = [image, d + move_d, h + move_h, w + move_w, channel]
-                load(x, at, ready, buffers.x.index(stage * CONSUMERS + i))
+                load_view(x, view, at, ready, buffers.x.index(stage * CONSUMERS + i), STRIDES)
             load(grad, [image, d, h, w, column * META.block_n], ready, buffers.grad.index(stage))
             step += 1
 
@@ -191,12 +193,28 @@ def _multiply(out, buffers, slices, walk, strides, sizes, META: gl.constexpr, CO
 
 @libentry()
 @gluon.jit(do_not_specialize=["boxes", "steps", "tiles", "programs"])
-def filter_gradient_boxes(x, grad, out, boxes, steps, tiles, programs, walk, strides, sizes, META: gl.constexpr):
+def filter_gradient_boxes(
+    x,
+    x_odd_columns,
+    x_odd_rows,
+    x_odd,
+    grad,
+    out,
+    boxes,
+    steps,
+    tiles,
+    programs,
+    walk,
+    strides,
+    sizes,
+    META: gl.constexpr,
+):
     """Write the sums of slices of the positions, for pairs of (tap, block of input channels), persistently.
 
     Args:
         x, grad: tensor descriptors of (image, depth, height, width, channel), in boxes of META.box positions: the
             input, and the gradient of the convolution's result.
+        x_odd_columns, x_odd_rows, x_odd: None, or with strides of 2 further views of the input (`load_view`).
         out: the gradient of the filters, or of each slice of them.
         boxes, steps, tiles, programs: `_Slices`.
         walk: `FilterWalk`.
@@ -219,7 +237,7 @@ def filter_gradient_boxes(x, grad, out, boxes, steps, tiles, programs, walk, str
         [
             (_multiply, (out, buffers, slices, walk, strides, sizes, META, 0)),
             (_multiply, (out, buffers, slices, walk, strides, sizes, META, 1)),
-            (_copy_boxes, (x, grad, buffers, slices, walk, META)),
+            (_copy_boxes, ((x, x_odd_columns, x_odd_rows, x_odd), grad, buffers, slices, walk, META)),
         ],
         [4, 1],
         [240, 24],

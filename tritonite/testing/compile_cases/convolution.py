@@ -124,6 +124,22 @@ def filter_boxes(full: bool) -> Iterator[Case]:
                 yield Case(f"{images} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
 
 
+@compile_cases("convolution_boxes")
+def boxes_of_stride_two(full: bool) -> Iterator[Case]:
+    """Convolutions over boxes of positions, and gradients of their filters, with strides of 2."""
+    cube = torch.channels_last_3d
+    for dtype, stride in itertools.product((torch.float16, torch.bfloat16)[not full :], ((2, 2), (2, 1), (1, 2))):
+        x = torch.empty(2, 64, 1, 32, 32, dtype=dtype).to(memory_format=cube)
+        sizes = [32 // step for step in stride]
+        out = torch.empty(2, 136, 1, *sizes, dtype=dtype).to(memory_format=cube)
+        weight = torch.empty(136, 64, 1, 3, 3, dtype=dtype).to(memory_format=cube)
+        steps = (Geometry((1, *stride), (0, 1, 1), (1, 1, 1), 1), "ieee")
+        calls = ((launch.convolve, (x, weight, None, out, *steps)), (launch.filter_gradient, (x, out, weight, *steps)))
+        for call, arguments in calls:
+            for specialization in _by_boxes(call, arguments, most_splits=1):
+                yield Case(f"{call.__name__} {dtype} {stride}", specialization, ("sm_90",))
+
+
 def _by_boxes(run: Any, given: tuple[Any, ...], **limits: Any) -> list[Any]:
     """Return the launches of a call on a device with warp-group products, with changed limits of its table."""
     changed = table.TABLE | {"nvidia": table.TABLE["nvidia"]._replace(**limits)}
