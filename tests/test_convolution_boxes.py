@@ -268,8 +268,8 @@ def test_layers(activation, dtype, batch, padding, taps, widths, launched, tile)
     assert len(launched) == 1
 
 
-# Batch, channels, columns, sizes, kernel, padding, dilation, and whether the kernel over boxes serves the gradient. No
-# channels are two blocks of them.
+# Batch, channels, columns, sizes, kernel, padding, dilation, and whether the kernel over boxes serves the gradient.
+# None stands for the channels of both warp groups.
 GRADIENTS = {
     "boxes that fit": (4, 72, 40, (8, 12), (3, 3), (1, 1), (1, 1), True),
     "rows that do not fit": (2, None, 40, (9, 13), (3, 3), (1, 1), (1, 1), True),

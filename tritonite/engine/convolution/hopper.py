@@ -122,9 +122,10 @@ def load_view(x, view, at, ready, to, STRIDES: gl.constexpr):
     """Copy a box of the input, or with strides of 2 of its even or odd rows and columns.
 
     Args:
-        x: descriptors of the views: even rows and even columns, odd columns, odd rows, odd rows and columns. With a
-            stride of 1 even ones are all, and odd ones None.
-        view: the index of one of them.
+        x: four descriptors: of even rows and even columns, of even rows and odd columns, of odd rows and even columns,
+            of odd rows and odd columns. Along a dimension with a stride of 1 the even ones have all elements, and the
+            odd ones are None.
+        view: the index of a descriptor.
         STRIDES: along height and width.
     """
     if (STRIDES[0] == 1 and STRIDES[1] == 1) or view == 0:
@@ -274,7 +275,7 @@ def convolve_boxes(
         residual, sums: addresses of tensors with the strides of the result, or None; sums before ACTIVATION go to
             `sums`.
         more: operands of META.program.
-        images, tiles_m, programs: their numbers, and that of pairs of boxes.
+        images, tiles_m, programs: the numbers of images, of pairs of boxes, and of programs.
         walk: `BoxWalk`.
         strides, sizes: the result's `ImageStrides` and `ResultSizes`.
         ACTIVATION: a device function of a block, or None.

@@ -104,8 +104,9 @@ def _move(unit, walk, STRIDES: gl.constexpr):
 def _corner(box, move, walk, BOX: gl.constexpr):
     """Return the first image, depth, height and width of a box.
 
-    Positions of boxes that do not exist come first for taps that move back, otherwise last. Their taps are outside of
-    the input then, so that no input, which may be infinite, is multiplied by a zero.
+    Boxes reach beyond the first position for taps that read at or before it, otherwise beyond the last. The taps of
+    positions that do not exist are outside of the input then. Otherwise the zero that TMA gives for such a position's
+    gradient would be multiplied by an element of the input, which may be infinite.
     """
     move_d, move_h, move_w, _ = move
     w = box % walk.boxes_w
@@ -216,7 +217,7 @@ def filter_gradient_boxes(
             input, and the gradient of the convolution's result.
         x_odd_columns, x_odd_rows, x_odd: None, or with strides of 2 further views of the input (`load_view`).
         out: the gradient of the filters, or of each slice of them.
-        boxes, steps, tiles, programs: `_Slices`.
+        boxes, steps, tiles, programs: the fields of `_Slices`.
         walk: `FilterWalk`.
         strides: `FilterStrides` of `out`.
         sizes: `FilterSizes`.
