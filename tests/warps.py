@@ -283,6 +283,7 @@ class Kernel:
             arange=lambda begin, end, _: block(torch.arange(begin, end)),
             zeros=lambda shape, dtype, _: block(torch.zeros(shape, dtype=dtype)),
             full=lambda shape, value, dtype, _: block(torch.full(shape, value, dtype=dtype)),
+            broadcast_to=lambda x, shape: x.expand(shape),
             where=lambda mask, x, y: block(torch.where(block(mask), x, y)),
             minimum=extreme(torch.minimum),
             maximum=extreme(torch.maximum),

@@ -12,7 +12,9 @@ strides, and filters are (columns, channels of a group, kernel depth, height, wi
 - filters: kernel of the gradient of the filters, by slices of the positions that are added up
 - groups: filters of narrow groups as block-diagonal filters of one group
 - epilogue: what follows a convolution: a residual, an activation, and the sums before it
-- boxes: 16-bit channels-last convolutions of stride 1 by boxes of positions that TMA copies; hopper, their kernel
+- boxes: 16-bit channels-last convolutions of stride 1 or 2 by boxes of positions that TMA copies; hopper, their kernel
+- filter_boxes: the gradient of their filters by such boxes; hopper_filters, its kernel
+- slices: memory for slices of the filters' gradient, and their sum
 - launch: host functions `convolve`, `convolve_transposed` and `filter_gradient`
 - product: filters of one tap as ordinary matrix products, by the `gemm` engine
 - depthwise: choice of tiles and launches where every group has one input channel; depthwise_taps, what its kernels
@@ -29,7 +31,7 @@ A call of `conv2d`:
    are filters that neither operand order reads well.
 4. `forward.convolve_tile` multiplies a tile of output positions and output channels: a loop over taps and blocks of
    channels loads the input at the positions that a tap meets.
-5. On Hopper `boxes.convolve` serves 16-bit channels-last calls of stride 1 instead, unless slices of K are worth it.
+5. On Hopper `boxes.convolve` serves 16-bit channels-last calls of stride 1 or 2, unless slices of K are worth it.
 6. With slices of K, `gemm.launch.add_slices` adds them, the bias and the activation.
 
 The transpose gathers. An output position is met by the taps of one residue class modulo the stride, so each class of

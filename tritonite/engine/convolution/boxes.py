@@ -31,7 +31,10 @@ class BoxMeta:
     box: images, depths, heights and widths of a warp group's box, powers of two.
     block_m, block_n, block_k: positions of a box, columns, and channels of a block.
     filters_inner: channels are contiguous in the filters, otherwise columns are.
+    strides: 1 or 2, along height and width.
     index: the dtype of element offsets.
+    program, program_channels: the pointwise program of the result, or None, and which of its operands have an element
+        for each channel.
     """
 
     box: tuple[int, int, int, int]
@@ -41,7 +44,10 @@ class BoxMeta:
     stages: int
     group_m: int
     filters_inner: bool
+    strides: tuple[int, int]
     index: Any
+    program: Any = None
+    program_channels: tuple[bool, ...] = ()
 
 
 class Sizes(NamedTuple):
@@ -57,8 +63,8 @@ class Sizes(NamedTuple):
 def serves(problem: Problem, input: torch.Tensor, filters: torch.Tensor, axes: Axes, strides: FilterStrides) -> bool:
     """Return whether the kernel serves a convolution, whose result is in channels-last order.
 
-    It does for 16-bit floats, one group, a stride of 1, and rows of channels of whole 16 bytes. Dimensions of a filter
-    have to follow each other in memory.
+    It does for 16-bit floats, one group, strides that `serves_strides` is true for, and rows of channels of whole 16
+    bytes. Dimensions of a filter have to follow each other in memory.
     """
     inner = strides.channel == 1
     size, contiguous = (problem.channels, "channel") if inner else (problem.columns, "column")
@@ -68,25 +74,29 @@ def serves(problem: Problem, input: torch.Tensor, filters: torch.Tensor, axes: A
         and devices.has_wgmma(input.device)
         and problem.units == problem.merged == 1
         and problem.channels >= table().box_channels
-        and all(axis.stride == 1 for axis in axes)
-        and _is_addressable(input, problem.channels, image_strides(input), "channel")
-        and _is_addressable(filters, size, strides, contiguous)
+        and serves_strides(axes)
+        and is_addressable(input, problem.channels, image_strides(input), "channel")
+        and is_addressable(filters, size, strides, contiguous)
         and _taps_follow(strides, axes)
     )
 
 
-def _is_addressable(tensor: torch.Tensor, size: int, strides: ImageStrides | FilterStrides, contiguous: str) -> bool:
+def serves_strides(axes: Axes) -> bool:
+    """Return whether strides are 1, or 2 along a height and width that have odd elements."""
+    return axes.depth.stride == 1 and all(
+        axis.stride == 1 or (axis.stride == 2 and axis.size > 1) for axis in (axes.height, axes.width)
+    )
+
+
+def is_addressable(tensor: torch.Tensor, size: int, strides: ImageStrides | FilterStrides, contiguous: str) -> bool:
     """Return whether TMA can address a tensor: `vector_multiple` is 16 bytes, and no dimension is expanded."""
     expanded = 0 in [step for count, step in zip(tensor.shape, tensor.stride(), strict=True) if count > 1]
     return not expanded and vector_multiple(tensor, size, strides, contiguous) == 16 // tensor.dtype.itemsize
 
 
-def serves_result(out: torch.Tensor, epilogue: Epilogue) -> bool:
-    """Return whether the kernel can store a result.
-
-    Activations make constants by Triton's functions, for which Gluon wants a layout.
-    """
-    return epilogue.activation is None and _is_addressable(out, out.shape[1], image_strides(out), "channel")
+def serves_result(out: torch.Tensor) -> bool:
+    """Return whether TMA can store a result."""
+    return is_addressable(out, out.shape[1], image_strides(out), "channel")
 
 
 def _filter_stride(strides: FilterStrides, axes: Axes) -> int:
@@ -167,20 +177,23 @@ def convolve(
         origins=tuple([axis.origin for axis in axes]),
         steps=tuple([axis.dilation for axis in axes]),
         inner=-(-problem.channels // tile.block_k),
-        tiles_m=tiles_m,
         tiles_n=tiles_n,
-        programs=programs,
     )
     hopper.convolve_boxes[(programs,)](
-        _image_blocks(input, box, tile.block_k),
+        *input_blocks(input, axes, box, tile.block_k),
         _filter_blocks(filters, problem, axes, strides, tile),
-        _image_blocks(out, box, tile.block_n // 2),
+        image_blocks(out, box, tile.block_n // 2),
         bias,
         epilogue.residual,
         epilogue.sums,
+        epilogue.more,
+        images=images,
+        tiles_m=tiles_m,
+        programs=programs,
         walk=walk,
         strides=image_strides(out),
-        sizes=sizes,
+        sizes=hopper.ResultSizes(depth, height, width, columns),
+        ACTIVATION=epilogue.activation,
         META=BoxMeta(
             box=box,
             block_m=rows,
@@ -189,7 +202,10 @@ def convolve(
             stages=tile.stages,
             group_m=table().group_m,
             filters_inner=inner,
+            strides=(axes.height.stride, axes.width.stride),
             index=offset_type(out),
+            program=epilogue.program,
+            program_channels=epilogue.channels,
         ),
         num_warps=4,
         **fusion(),
@@ -202,7 +218,17 @@ def _descriptor(tensor: torch.Tensor, shape: list[int], strides: list[int], bloc
     return in_shared_memory(TensorDescriptor(tensor, shape, [*whole[:-1], 1], block))
 
 
-def _image_blocks(image: torch.Tensor, box: tuple[int, int, int, int], channels: int) -> Any:
+def input_blocks(input: torch.Tensor, axes: Axes, box: tuple[int, int, int, int], channels: int) -> list[Any]:
+    """Return the descriptors of an input for `hopper.load_view`."""
+    rows, columns = axes.height.stride, axes.width.stride
+    return [
+        image_blocks(input[:, :, :, h::rows, w::columns], box, channels) if h < rows and w < columns else None
+        for h in (0, 1)
+        for w in (0, 1)
+    ]
+
+
+def image_blocks(image: torch.Tensor, box: tuple[int, int, int, int], channels: int) -> Any:
     """Return the descriptor of an (N, C, D, H, W) tensor in boxes of some channels."""
     order = (0, 2, 3, 4, 1)
     shape, strides = [image.shape[d] for d in order], [image.stride(d) for d in order]

@@ -75,6 +75,41 @@ def _after_program(total, more, offset, mask, channel, PROGRAM: tl.constexpr, CH
 
 
 @triton.jit
+def apply_epilogue(
+    total,
+    residual,
+    sums,
+    offset,
+    mask,
+    ACTIVATION: tl.constexpr,
+    more=None,
+    channel=None,
+    PROGRAM: tl.constexpr = None,
+    CHANNELS: tl.constexpr = None,
+):
+    """Return ACTIVATION(total + residual) for a block, and store ACTIVATION's operand in `sums` at the same offsets.
+
+    A PROGRAM makes the result of that, of `more` tensors of which CHANNELS are vectors, and of the block's `channel`.
+    Kernels of Triton and of Gluon call this function.
+
+    Args:
+        total: a block of the convolution plus the bias.
+        residual, sums: addresses of the tensors, or None.
+        offset, mask: of the block's elements.
+        ACTIVATION: a device function of a block, or None.
+    """
+    if residual is not None:
+        total += tl.load(residual + offset, mask=mask, other=0.0).to(total.dtype)
+    if sums is not None:
+        tl.store(sums + offset, total.to(sums.dtype.element_ty), mask=mask)
+    if ACTIVATION is not None:
+        total = ACTIVATION(total)
+    if PROGRAM is not None:
+        total = _after_program(total, more, offset, mask, channel, PROGRAM, CHANNELS)
+    return total
+
+
+@triton.jit
 def store_results(
     total,
     out,
@@ -88,22 +123,6 @@ def store_results(
     PROGRAM: tl.constexpr = None,
     CHANNELS: tl.constexpr = None,
 ):
-    """Store ACTIVATION(total + residual) in `out`, and its operand in `sums`, at the same offsets.
-
-    A PROGRAM makes the result of that, of `more` tensors of which CHANNELS are vectors, and of the block's `channel`.
-
-    Args:
-        total: a block of the convolution plus the bias.
-        out, residual, sums: addresses of the tensors; the last two may be None.
-        offset, mask: of the block's elements.
-        ACTIVATION: a device function of a block, or None.
-    """
-    if residual is not None:
-        total += tl.load(residual + offset, mask=mask, other=0.0).to(total.dtype)
-    if sums is not None:
-        tl.store(sums + offset, total.to(sums.dtype.element_ty), mask=mask)
-    if ACTIVATION is not None:
-        total = ACTIVATION(total)
-    if PROGRAM is not None:
-        total = _after_program(total, more, offset, mask, channel, PROGRAM, CHANNELS)
+    """Store the result of `apply_epilogue` in `out`."""
+    total = apply_epilogue(total, residual, sums, offset, mask, ACTIVATION, more, channel, PROGRAM, CHANNELS)
     tl.store(out + offset, total.to(out.dtype.element_ty), mask=mask)

@@ -1,8 +1,10 @@
-"""The warp-specialised kernel of channels-last convolutions of stride 1, in Gluon, for Hopper's wgmma and TMA (sm_90).
+"""The warp-specialised kernel of channels-last convolutions, in Gluon, for Hopper's wgmma and TMA (sm_90).
 
 A warp group multiplies a box of output positions, (images, depth, height, width). A filter's tap reads a box of the
 same shape from the input, moved by the tap: one block of a tensor descriptor, whose elements outside of the image are
 0. One warp copies the blocks of all taps and channels, and two warp groups multiply them and store their boxes.
+
+With a stride of 2 a tap reads every second row, or column. The even and the odd ones are tensors of their own.
 """
 
 from __future__ import annotations
@@ -19,24 +21,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tritonite.engine.convolution.epilogue import apply_epilogue
 from tritonite.engine.gemm.kernels.epilogue import tile_index
 from tritonite.engine.gemm.kernels.hopper import load, store
+from tritonite.language.gluon import infer_layouts
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
+# Activations and programs are written in Triton's language.
+infer_layouts()
 # Warp groups that multiply.
 CONSUMERS = gl.constexpr(2)
 
 
 class BoxWalk(NamedTuple):
-    """Boxes, taps and tiles that the warps of a program walk along.
+    """Boxes, taps and blocks that the warps of a program walk along, which do not depend on the number of images.
 
-    Along each dimension a tap reads at position + origin + tap * step.
+    Along each dimension a tap reads at position * stride + origin + tap * step.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     taps: of a filter; taps_h and taps_w those along height and width.
     inner: blocks of input channels.
-    tiles_m, tiles_n: pairs of boxes, and blocks of columns.
+    tiles_n: blocks of columns.
     """
 
     boxes_d: Any
@@ -48,8 +54,23 @@ class BoxWalk(NamedTuple):
     origins: Any
     steps: Any
     inner: Any
-    tiles_m: Any
     tiles_n: Any
+
+
+class ResultSizes(NamedTuple):
+    """Sizes of a result, but for the number of images."""
+
+    depth: Any
+    height: Any
+    width: Any
+    columns: Any
+
+
+class _Batch(NamedTuple):
+    """Images, pairs of boxes, and programs."""
+
+    images: Any
+    tiles_m: Any
     programs: Any
 
 
@@ -70,8 +91,10 @@ class _Results(NamedTuple):
     bias: Any
     residual: Any
     sums: Any
+    more: Any
     strides: Any
     sizes: Any
+    images: Any
 
 
 @gluon.jit
@@ -86,15 +109,46 @@ def _corner(box, walk, BOX: gl.constexpr):
 
 
 @gluon.jit
-def _copy_blocks(x, filters, buffers, walk, META: gl.constexpr):
+def met(offset, STRIDE: gl.constexpr):
+    """Return where position 0 meets the input with a tap at `offset`, counted in steps of STRIDE, which is 1 or 2.
+
+    The second result is 1 for odd elements of the input with a STRIDE of 2, otherwise 0.
+    """
+    return offset >> (STRIDE - 1), offset & (STRIDE - 1)
+
+
+@gluon.jit
+def load_view(x, view, at, ready, to, STRIDES: gl.constexpr):
+    """Copy a box of the input, or with strides of 2 of its even or odd rows and columns.
+
+    Args:
+        x: four descriptors: of even rows and even columns, of even rows and odd columns, of odd rows and even columns,
+            of odd rows and odd columns. Along a dimension with a stride of 1 the even ones have all elements, and the
+            odd ones are None.
+        view: the index of a descriptor.
+        STRIDES: along height and width.
+    """
+    if (STRIDES[0] == 1 and STRIDES[1] == 1) or view == 0:
+        load(x[0], at, ready, to)
+    if STRIDES[1] == 2 and view == 1:
+        load(x[1], at, ready, to)
+    if STRIDES[0] == 2 and view == 2:
+        load(x[2], at, ready, to)
+    if STRIDES[0] == 2 and STRIDES[1] == 2 and view == 3:
+        load(x[3], at, ready, to)
+
+
+@gluon.jit
+def _copy_blocks(x, filters, buffers, batch, walk, META: gl.constexpr):
     """Copy the blocks of every tile of this program to the stages, as they become free. One warp does this."""
     STAGES: gl.constexpr = META.stages
     BOX: gl.constexpr = META.box
     INNER: gl.constexpr = META.block_k
+    STRIDES: gl.constexpr = META.strides
     BYTES: gl.constexpr = (CONSUMERS * META.block_m + META.block_n) * INNER * 2
     step = 0
-    for tile in range(gl.program_id(0), walk.tiles_m * walk.tiles_n, walk.programs):
-        row, column = tile_index(tile, walk.tiles_m, walk.tiles_n, META.group_m)
+    for tile in range(gl.program_id(0), batch.tiles_m * walk.tiles_n, batch.programs):
+        row, column = tile_index(tile, batch.tiles_m, walk.tiles_n, META.group_m)
         first = row * CONSUMERS
         for block in range(walk.taps * walk.inner):
             stage, tap, channel = step % STAGES, block // walk.inner, block % walk.inner * INNER
@@ -102,15 +156,15 @@ def _copy_blocks(x, filters, buffers, walk, META: gl.constexpr):
             tap_h = tap // walk.taps_w % walk.taps_h
             tap_d = tap // walk.taps_w // walk.taps_h
             move_d = walk.origins[0] + tap_d * walk.steps[0]
-            move_h = walk.origins[1] + tap_h * walk.steps[1]
-            move_w = walk.origins[2] + tap_w * walk.steps[2]
+            move_h, odd_h = met(walk.origins[1] + tap_h * walk.steps[1], STRIDES[0])
+            move_w, odd_w = met(walk.origins[2] + tap_w * walk.steps[2], STRIDES[1])
             mbarrier.wait(buffers.free.index(stage), 1 - step // STAGES % 2)
             ready = buffers.ready.index(stage)
             mbarrier.expect(ready, BYTES)
             for i in gl.static_range(CONSUMERS):
                 image, d, h, w = _corner(first + i, walk, BOX)
                 at = [image, d + move_d, h + move_h, w + move_w, channel]
-                load(x, at, ready, buffers.x.index(stage * CONSUMERS + i))
+                load_view(x, 2 * odd_h + odd_w, at, ready, buffers.x.index(stage * CONSUMERS + i), STRIDES)
             column_first = column * META.block_n
             at = [column_first, tap, channel] if META.filters_inner else [channel, tap, column_first]
             load(filters, at, ready, buffers.filters.index(stage))
@@ -118,32 +172,32 @@ def _copy_blocks(x, filters, buffers, walk, META: gl.constexpr):
 
 
 @gluon.jit
-def _store_columns(total, results, staging, corner, column, META: gl.constexpr):
+def _store_columns(total, results, staging, corner, column, ACTIVATION: gl.constexpr, META: gl.constexpr):
     """Apply the epilogue to columns of a box from `column` on, and store them by TMA through the buffer `staging`."""
     ROWS: gl.constexpr = total.shape[0]
     WIDTH: gl.constexpr = total.shape[1]
     BOX: gl.constexpr = META.box
+    PROGRAM: gl.constexpr = META.program
+    CHANNELS: gl.constexpr = META.program_channels
+    sizes, strides = results.sizes, results.strides
     image, d, h, w = corner
     columns = column + gl.arange(0, WIDTH, gl.SliceLayout(0, total.type.layout))
-    valid = columns < results.sizes.columns
+    valid = columns < sizes.columns
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, total.type.layout))
+    at_w = w + row % BOX[3]
+    at_h = h + row // BOX[3] % BOX[2]
+    at_d = d + row // (BOX[3] * BOX[2]) % BOX[1]
+    at = image + row // (BOX[3] * BOX[2] * BOX[1])
+    exists = (at < results.images) & (at_d < sizes.depth) & (at_h < sizes.height) & (at_w < sizes.width)
+    offset = at.to(META.index) * strides.batch + at_d.to(META.index) * strides.depth
+    offset += at_h.to(META.index) * strides.height + at_w.to(META.index) * strides.width
+    offset = offset[:, None] + columns.to(META.index)[None, :]
+    mask = exists[:, None] & valid[None, :]
     if results.bias is not None:
         total += gl.load(results.bias + columns, mask=valid, other=0.0).to(gl.float32)[None, :]
-    if results.residual is not None or results.sums is not None:
-        sizes, strides = results.sizes, results.strides
-        row = gl.arange(0, ROWS, gl.SliceLayout(1, total.type.layout))
-        at_w = w + row % BOX[3]
-        at_h = h + row // BOX[3] % BOX[2]
-        at_d = d + row // (BOX[3] * BOX[2]) % BOX[1]
-        at = image + row // (BOX[3] * BOX[2] * BOX[1])
-        exists = (at < sizes.images) & (at_d < sizes.depth) & (at_h < sizes.height) & (at_w < sizes.width)
-        offset = at.to(META.index) * strides.batch + at_d.to(META.index) * strides.depth
-        offset += at_h.to(META.index) * strides.height + at_w.to(META.index) * strides.width
-        offset = offset[:, None] + columns.to(META.index)[None, :]
-        mask = exists[:, None] & valid[None, :]
-        if results.residual is not None:
-            total += gl.load(results.residual + offset, mask=mask, other=0.0).to(gl.float32)
-        if results.sums is not None:
-            gl.store(results.sums + offset, total.to(results.sums.dtype.element_ty), mask=mask)
+    channel = (columns[None, :], valid[None, :])
+    residual, sums, more = results.residual, results.sums, results.more
+    total = apply_epilogue(total, residual, sums, offset, mask, ACTIVATION, more, channel, PROGRAM, CHANNELS)
     tma.store_wait(pendings=0)
     staging.reshape((ROWS, WIDTH)).store(total.to(results.out.dtype))
     fence_async_shared()
@@ -151,7 +205,7 @@ def _store_columns(total, results, staging, corner, column, META: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(results, buffers, walk, META: gl.constexpr, CONSUMER: gl.constexpr):
+def _multiply(results, buffers, batch, walk, ACTIVATION: gl.constexpr, META: gl.constexpr, CONSUMER: gl.constexpr):
     """Multiply and store box number CONSUMER of every pair of boxes, as one warp group."""
     STAGES: gl.constexpr = META.stages
     ROWS: gl.constexpr = META.block_m
@@ -161,8 +215,8 @@ def _multiply(results, buffers, walk, META: gl.constexpr, CONSUMER: gl.constexpr
     BOX: gl.constexpr = META.box
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     step, blocks = 0, walk.taps * walk.inner
-    for tile in range(gl.program_id(0), walk.tiles_m * walk.tiles_n, walk.programs):
-        row, column = tile_index(tile, walk.tiles_m, walk.tiles_n, META.group_m)
+    for tile in range(gl.program_id(0), batch.tiles_m * walk.tiles_n, batch.programs):
+        row, column = tile_index(tile, batch.tiles_m, walk.tiles_n, META.group_m)
         total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
         for block in range(blocks):
             stage = step % STAGES
@@ -183,35 +237,48 @@ def _multiply(results, buffers, walk, META: gl.constexpr, CONSUMER: gl.constexpr
         halves = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
         for i in gl.static_range(2):
             first = column * COLUMNS + i * WIDTH
-            _store_columns(halves[i], results, results.staging.index(CONSUMER), corner, first, META)
+            _store_columns(halves[i], results, results.staging.index(CONSUMER), corner, first, ACTIVATION, META)
     tma.store_wait(pendings=0)
 
 
 @libentry()
-@gluon.jit
+@gluon.jit(do_not_specialize=["images", "tiles_m", "programs"])
 def convolve_boxes(
     x,
+    x_odd_columns,
+    x_odd_rows,
+    x_odd,
     filters,
     out,
     bias,
     residual,
     sums,
+    more,
+    images,
+    tiles_m,
+    programs,
     walk,
     strides,
     sizes,
+    ACTIVATION: gl.constexpr,
     META: gl.constexpr,
 ):
-    """Write convolution + bias + residual for pairs of boxes of positions, persistently.
+    """Write ACTIVATION(convolution + bias + residual) for pairs of boxes of positions, persistently.
 
     Args:
         x, out: tensor descriptors of (image, depth, height, width, channel), in boxes of META.box positions; those of
             `out` have half of a tile's columns.
+        x_odd_columns, x_odd_rows, x_odd: None, or with strides of 2 further views of the input (`load_view`).
         filters: the tensor descriptor of (column, tap, channel), or without META.filters_inner of (channel, tap,
             column).
         bias: (columns,), contiguous, or None.
-        residual, sums: addresses of tensors with the strides of the result, or None; sums go to `sums`, too.
+        residual, sums: addresses of tensors with the strides of the result, or None; sums before ACTIVATION go to
+            `sums`.
+        more: operands of META.program.
+        images, tiles_m, programs: the numbers of images, of pairs of boxes, and of programs.
         walk: `BoxWalk`.
-        strides, sizes: the result's `ImageStrides` and its sizes.
+        strides, sizes: the result's `ImageStrides` and `ResultSizes`.
+        ACTIVATION: a device function of a block, or None.
         META: `BoxMeta`.
     """
     STAGES: gl.constexpr = META.stages
@@ -224,13 +291,14 @@ def convolve_boxes(
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
     buffers = _Buffers(x_blocks, filter_blocks, ready, free)
-    results = _Results(out, staging, bias, residual, sums, strides, sizes)
+    batch = _Batch(images, tiles_m, programs)
+    results = _Results(out, staging, bias, residual, sums, more, strides, sizes, images)
     wait_for_previous_launch()
     gl.warp_specialize(
         [
-            (_multiply, (results, buffers, walk, META, 0)),
-            (_multiply, (results, buffers, walk, META, 1)),
-            (_copy_blocks, (x, filters, buffers, walk, META)),
+            (_multiply, (results, buffers, batch, walk, ACTIVATION, META, 0)),
+            (_multiply, (results, buffers, batch, walk, ACTIVATION, META, 1)),
+            (_copy_blocks, ((x, x_odd_columns, x_odd_rows, x_odd), filters, buffers, batch, walk, META)),
         ],
         [4, 1],
         [240, 24],

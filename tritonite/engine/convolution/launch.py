@@ -9,9 +9,9 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.convolution import boxes, depthwise, groups, product, select
+from tritonite.engine.convolution import boxes, depthwise, filter_boxes, groups, product, select, slices
 from tritonite.engine.convolution.epilogue import NO_EPILOGUE, Epilogue, with_program
-from tritonite.engine.convolution.filters import add_slices, filter_gradient_tile
+from tritonite.engine.convolution.filters import filter_gradient_tile
 from tritonite.engine.convolution.forward import convolve_tile
 from tritonite.engine.convolution.meta import Axes, FilterMeta, FilterStrides, ForwardMeta, Strides
 from tritonite.engine.convolution.problem import Geometry, Problem, filter_strides, image_strides, vector_multiple
@@ -74,7 +74,7 @@ def convolve(
     if product.multiply(input, filters, bias, out, geometry, precision, epilogue):
         return
     if _is_depthwise(filters, geometry):
-        _check_kernel(epilogue, False)
+        _check_depthwise(epilogue)
         depthwise.depthwise_forward(input, filters, bias, out, *geometry[:3], epilogue)
         return
     problem = problem_of(input, filters, out, geometry)
@@ -104,7 +104,7 @@ def convolve_transposed(
     if product.multiply(input, filters.transpose(0, 1), bias, out, geometry, precision, epilogue):
         return
     if _is_depthwise(filters, geometry):
-        _check_kernel(epilogue, False)
+        _check_depthwise(epilogue)
         depthwise.depthwise_backward_input(input, filters, out, *geometry[:3], bias, epilogue)
         return
     problem = transposed_problem_of(input, filters, out, geometry)
@@ -133,14 +133,17 @@ def filter_gradient(
         return
     problem = problem_of(input, out, grad, geometry)
     input, grad = channels_last(input, problem), channels_last(grad, problem)
+    axes = geometry.axes(input.shape[2:], grad.shape[2:], out.shape[2:])
+    by_boxes = None if tile else filter_boxes.choose(problem, input, grad, axes)
+    if by_boxes is not None:
+        filter_boxes.filter_gradient(problem, input, grad, out, axes, by_boxes)
+        return
     tile = tile or select.filter_tile(problem, grad.device)
     steps, count = select.slices(problem, tile, grad.device)
-    axes = geometry.axes(input.shape[2:], grad.shape[2:], out.shape[2:])
     result, strides = out, filter_strides(out, geometry.groups)
     partial = count > 1 or problem.merged > 1
     if partial:
-        shape = (count, problem.groups, *out.shape[2:], problem.channels, problem.columns)
-        result = empty(shape, _accumulator(out.dtype), out.device)
+        result = slices.partial_gradients(out, problem, count)
         strides = groups.merged_strides(result)
     facts = _facts(problem, tile, axes, precision, input, grad)
     meta = FilterMeta(
@@ -166,18 +169,7 @@ def filter_gradient(
         **_options(tile),
     )
     if partial:
-        add_slices[(-(-out.numel() // table().added),)](
-            *(result, out, axes),
-            strides=filter_strides(out, geometry.groups),
-            channels=problem.channels // problem.merged,
-            columns=problem.columns // problem.merged,
-            elements=out.numel(),
-            slice_stride=result[0].numel(),
-            slices=count,
-            MERGED=problem.merged,
-            BLOCK=table().added,
-            INDEX=offset_type(result, out),
-        )
+        slices.add(result, out, problem, axes)
 
 
 def _is_depthwise(filters: torch.Tensor, geometry: Geometry) -> bool:
@@ -185,10 +177,10 @@ def _is_depthwise(filters: torch.Tensor, geometry: Geometry) -> bool:
     return geometry.groups > 1 and filters.shape[1] == 1
 
 
-def _check_kernel(epilogue: Epilogue, serves: bool) -> None:
-    """Decline a program for a kernel that has none."""
-    if epilogue.program is not None and not serves:
-        raise Decline("a depthwise convolution, or a kernel of Gluon's; the program is launched by itself")
+def _check_depthwise(epilogue: Epilogue) -> None:
+    """Decline a program for the kernels of depthwise convolutions, which have none."""
+    if epilogue.program is not None:
+        raise Decline("a depthwise convolution; the program is launched by itself")
 
 
 def channels_last(tensor: torch.Tensor, problem: Problem) -> torch.Tensor:
@@ -242,10 +234,9 @@ def _run(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Tile |
     operands = operands._replace(input=channels_last(operands.input, problem))
     # The sum of slices adds a bias, and nothing of the shape of the result.
     splits = matrices is not None and epilogue.residual is None and epilogue.sums is None and not epilogue.program
-    by_boxes = tile is None and boxes.serves_result(out, epilogue)
+    by_boxes = tile is None and boxes.serves_result(out)
     by_boxes = by_boxes and boxes.serves(*operands[:3], operands.axes, operands.strides)
     tile = tile or select.forward_tile(problem, out.device, splits=splits)
-    _check_kernel(epilogue, not (by_boxes and tile.splits == 1))
     if by_boxes and tile.splits == 1:
         _, input, filters, _, axes, strides, _ = operands
         boxes.convolve(problem, input, filters, bias, out, axes, strides, epilogue)
@@ -254,7 +245,7 @@ def _run(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Tile |
         _launch(operands, out, epilogue, tile)
         return
     batches, rows, columns = matrices.shape
-    partials = empty((tile.splits * batches, rows, columns), _accumulator(out.dtype), out.device)
+    partials = empty((tile.splits * batches, rows, columns), problem.accumulator, out.device)
     # The first slice, in channels-last order.
     first = partials.as_strided(out.shape, contiguous_strides(out.shape, (1, 4, 3, 2, 0)))
     _launch(operands._replace(bias=None), first, NO_EPILOGUE, tile)
@@ -299,11 +290,6 @@ def _launch(operands: _Product, out: torch.Tensor, epilogue: Epilogue, tile: Til
     )
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which products of `dtype` are summed."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
 def _facts(problem: Problem, tile: Tile, axes: Axes, precision: str, *tensors: torch.Tensor) -> dict[str, Any]:
     """Return the fields of the kernels' `TileMeta` that both kernels have."""
     device, dtype = tensors[0].device, problem.dtype
@@ -317,7 +303,7 @@ def _facts(problem: Problem, tile: Tile, axes: Axes, precision: str, *tensors: t
         "block_n": tile.block_n,
         "block_k": tile.block_k,
         "group_m": table().group_m,
-        "accumulator": TRITON_DTYPES[_accumulator(dtype)],
+        "accumulator": TRITON_DTYPES[problem.accumulator],
         "precision": "bf16x6" if bf16x6 else precision,
         "dims": 3 if _is_used(axes.depth) else 2 if _is_used(axes.height) else 1,
         "bounded": problem.phases > 1 or any(map(_may_miss, axes)),

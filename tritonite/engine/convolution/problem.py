@@ -81,6 +81,11 @@ class Problem(NamedTuple):
         return self.groups * self.phases
 
     @property
+    def accumulator(self) -> torch.dtype:
+        """The dtype in which products are summed."""
+        return torch.float64 if self.dtype is torch.float64 else torch.float32
+
+    @property
     def rows(self) -> int:
         return self.batches * self.positions
 

@@ -43,14 +43,29 @@ class BoxTile(NamedTuple):
     time: float
 
 
+class FilterBoxTile(NamedTuple):
+    """A tile of the filters' gradient by boxes of positions: input channels of both consumers, columns, positions.
+
+    Times are microseconds: of a box, and of all of a tile but its boxes.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    time: float
+    ends: float = 4.0
+
+
 class ConvolutionTable(NamedTuple):
     """Tiles, and limits that decide among ways to compute a convolution."""
 
     # By the bytes of an element: tiles of convolutions, and those of the filters' gradient.
     forward: dict[int, tuple[Tile, ...]]
     filters: dict[int, tuple[Tile, ...]]
-    # Tiles of convolutions by boxes of positions, and the fewest input channels of these.
+    # Tiles by boxes of positions, of convolutions and of the filters' gradient, and the fewest channels of these.
     boxes: tuple[BoxTile, ...] = ()
+    filter_boxes: tuple[FilterBoxTile, ...] = ()
     box_channels: int = 32
     # Channels of a group below which taps and channels are one dimension of the product.
     folded_channels: int = 16
@@ -123,6 +138,12 @@ _BOXES = (
     BoxTile(128, 128, 64, 5, 1.0),
     BoxTile(128, 64, 64, 6, 0.93),
 )
+_FILTER_BOXES = (
+    FilterBoxTile(256, 128, 64, 4, 0.75),
+    FilterBoxTile(128, 256, 64, 4, 0.75),
+    FilterBoxTile(128, 128, 64, 6, 0.45),
+    FilterBoxTile(128, 64, 64, 8, 0.32),
+)
 _DOUBLES = (
     Tile(64, 64, 16, 4, 3, 1, 0.3, 0.3),
     Tile(64, 32, 16, 4, 3, 1, 0.18, 0.18),
@@ -144,7 +165,7 @@ _INTERPRETED: dict[int, tuple[Tile, ...]] = dict.fromkeys((2, 4, 8), (Tile(128, 
 TABLE: Tables[ConvolutionTable] = Tables(
     "convolution",
     {
-        "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS, _BOXES),
+        "nvidia": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS, _BOXES, _FILTER_BOXES),
         "none": ConvolutionTable(_NVIDIA, _NVIDIA_FILTERS),
         "amd": ConvolutionTable(_for_amd(_NVIDIA), _for_amd(_NVIDIA_FILTERS)),
         "interpreter": ConvolutionTable(_INTERPRETED, _INTERPRETED, copied_positions=2**20, most_splits=1),

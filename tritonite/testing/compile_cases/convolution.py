@@ -17,8 +17,10 @@ from tritonite.engine.convolution import filters, forward, launch, table
 from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.engine.convolution.groups import write_block_diagonal
 from tritonite.engine.convolution.problem import Geometry
+from tritonite.engine.pointwise.embedded import ResultProgram
 from tritonite.fused.activations import ACTIVATIONS
 from tritonite.install import library
+from tritonite.registry.programs import from_text
 from tritonite.testing.compile_cases.cases import KINDS, TARGETS, Case, compile_cases, launches
 
 
@@ -71,26 +73,78 @@ def convolutions(full: bool) -> Iterator[Case]:
             yield from _cases(kind, targets, limits._replace(most_splits=most, adding=0.0), dtype, (64, 64, 1, True))
 
 
+def _box_epilogues(out: torch.Tensor, full: bool) -> Iterator[tuple[str, bool, Epilogue]]:
+    """Yield epilogues of the kernel over boxes, with a label each, and whether for a transposed convolution."""
+    yield "bias", False, Epilogue()
+    yield "residual", True, Epilogue(None, out, out)
+    for name, own in ACTIVATIONS.items():
+        if full or name in ("relu", "gelu"):
+            yield name, False, Epilogue(own.function, out)
+    vector = out.new_empty(out.shape[1])
+    steps = from_text("arithmetic.mul(t0, t1); activation.silu(s0); arithmetic.add(s1, t2, n0) -> s2", 3, 1)
+    tensors = (out, vector[:, None, None, None])
+    yield "program", False, Epilogue(None, out, None, ResultProgram.of(steps, out, tensors, (1,)), (out, vector), _MORE)
+
+
+# Which operands of the program are vectors of channels.
+_MORE = (False, True)
+
+
 @compile_cases("convolution_boxes")
 def boxes(full: bool) -> Iterator[Case]:
     """Tiles of the kernel over boxes of positions, with filters of both orders, and its epilogue."""
     cube = torch.channels_last_3d
-    for dtype, tile in itertools.product((torch.float16, torch.bfloat16)[not full :], table.TABLE["nvidia"].boxes):
+    tiles = table.TABLE["nvidia"].boxes
+    for dtype, tile in itertools.product((torch.float16, torch.bfloat16)[not full :], tiles):
         x = torch.empty(2, 64, 1, 28, 28, dtype=dtype).to(memory_format=cube)
         out = torch.empty(2, 136, 1, 28, 28, dtype=dtype).to(memory_format=cube)
         weight, bias = torch.empty(136, 64, 1, 3, 3, dtype=dtype).to(memory_format=cube), out.new_empty(136)
-        for transposed, epilogue in ((False, Epilogue()), (True, Epilogue(None, out, out))):
+        for label, transposed, epilogue in _box_epilogues(out, full and tile is tiles[0]):
+            if tile is not tiles[0] and label not in ("bias", "residual"):
+                continue
             geometry = Geometry((1, 1, 1), (0, 1, 1), (1, 1, 1), 1)
             run = launch.convolve_transposed if transposed else launch.convolve
             given = (x, weight.transpose(0, 1) if transposed else weight, bias, out, geometry, "ieee", epilogue)
-            limits = table.TABLE["nvidia"]._replace(boxes=(tile,), most_splits=1)
-            with (
-                mock.patch.object(devices, "has_wgmma", lambda _: True),
-                mock.patch.object(table, "TABLE", table.TABLE | {"nvidia": limits}),
-            ):
-                found = launches(run, given, kind="nvidia", interpreted=False)
-            for specialization in found:
-                yield Case(f"{dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
+            for specialization in _by_boxes(run, given, boxes=(tile,), most_splits=1):
+                yield Case(f"{label} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
+
+
+@compile_cases("convolution_boxes")
+def filter_boxes(full: bool) -> Iterator[Case]:
+    """Tiles of the kernel of the filters' gradient over boxes of positions, in slices and in one."""
+    cube = torch.channels_last_3d
+    tiles = table.TABLE["nvidia"].filter_boxes
+    for dtype, tile in itertools.product((torch.float16, torch.bfloat16)[not full :], tiles):
+        for images in (1, 32):
+            x = torch.empty(images, 136, 1, 16, 16, dtype=dtype).to(memory_format=cube)
+            weight = torch.empty(72, 136, 1, 3, 3, dtype=dtype)
+            grad = torch.empty(images, 72, 1, 16, 16, dtype=dtype).to(memory_format=cube)
+            given = (x, grad, weight, Geometry((1, 1, 1), (0, 1, 1), (1, 1, 1), 1), "ieee")
+            for specialization in _by_boxes(launch.filter_gradient, given, filter_boxes=(tile,)):
+                yield Case(f"{images} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
+
+
+@compile_cases("convolution_boxes")
+def boxes_of_stride_two(full: bool) -> Iterator[Case]:
+    """Convolutions over boxes of positions, and gradients of their filters, with strides of 2."""
+    cube = torch.channels_last_3d
+    for dtype, stride in itertools.product((torch.float16, torch.bfloat16)[not full :], ((2, 2), (2, 1), (1, 2))):
+        x = torch.empty(2, 64, 1, 32, 32, dtype=dtype).to(memory_format=cube)
+        sizes = [32 // step for step in stride]
+        out = torch.empty(2, 136, 1, *sizes, dtype=dtype).to(memory_format=cube)
+        weight = torch.empty(136, 64, 1, 3, 3, dtype=dtype).to(memory_format=cube)
+        steps = (Geometry((1, *stride), (0, 1, 1), (1, 1, 1), 1), "ieee")
+        calls = ((launch.convolve, (x, weight, None, out, *steps)), (launch.filter_gradient, (x, out, weight, *steps)))
+        for call, arguments in calls:
+            for specialization in _by_boxes(call, arguments, most_splits=1):
+                yield Case(f"{call.__name__} {dtype} {stride}", specialization, ("sm_90",))
+
+
+def _by_boxes(run: Any, given: tuple[Any, ...], **limits: Any) -> list[Any]:
+    """Return the launches of a call on a device with warp-group products, with changed limits of its table."""
+    changed = table.TABLE | {"nvidia": table.TABLE["nvidia"]._replace(**limits)}
+    with mock.patch.object(devices, "has_wgmma", lambda _: True), mock.patch.object(table, "TABLE", changed):
+        return list(launches(run, given, kind="nvidia", interpreted=False))
 
 
 def _cases(
