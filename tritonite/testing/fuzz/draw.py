@@ -153,7 +153,9 @@ class Drawer:
         """Return the call."""
         self.unchecked = self.op.overload.startswith(_UNCHECKED)
         call = self._product() if self.op.family == "matmul" and self._chance(0.3) else None
-        if self.op.family in LISTS and self._chance(0.7):
+        # Lists of other families have numbers alone.
+        of_tensors = any(str(argument.type) == "List[Tensor]" for argument in self.op.schema.arguments)
+        if self.op.family in LISTS and of_tensors and self._chance(0.7):
             call = self._lists()
         if call is None and (self.unchecked or self._chance(0.5)):
             call = self._from_sample()
@@ -479,7 +481,7 @@ class Drawer:
         tensors = [value for value in call.arguments.values() if isinstance(value, torch.Tensor)]
         results = functional_results(call) or ()
         # Decided once for all outputs, because several rarely fit by chance.
-        fitting = self._chance(0.5)
+        fitting, contiguous = self._chance(0.5), self._chance(0.5)
         outs = {}
         for i, name in enumerate(self.op.out_names):
             like = self._pick(tensors) if tensors else torch.empty(0, device=self.device)
@@ -499,7 +501,7 @@ class Drawer:
             known = i < len(results) and results[i] is not None and results[i].numel() <= 2**24
             if known and fitting:
                 made = self._values(tuple(results[i].shape), results[i].dtype).to(self.device)
-                outs[name] = made if self.unchecked else self._laid_out(made)
+                outs[name] = made if self.unchecked or contiguous else self._laid_out(made)
                 continue
             if known and self._chance(0.8):
                 shape, dtype = tuple(results[i].shape), results[i].dtype
