@@ -6,7 +6,6 @@ from conftest import FULL
 
 import tritonite
 from tritonite.dtypes import FLOATS, SINGLE_FLOATS
-from tritonite.errors import Decline
 from tritonite.install.override import select
 from tritonite.install.python import in_schema_order, record_dry
 from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
@@ -222,7 +221,7 @@ def serves(call):
     positional = tuple(value for name, value in call.arguments.items() if name not in keywords)
     try:
         record_dry(call.op, in_schema_order(call.op, positional, keywords))
-    except (Decline, TypeError, ValueError, IndexError, OverflowError):
+    except Exception:  # noqa: BLE001 - host functions raise any of them for what they are not asked to serve
         return False
     return True
 

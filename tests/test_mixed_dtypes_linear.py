@@ -17,7 +17,7 @@ def conversion():
     """Return torch's conversion, which refuses tensors that are not on a GPU, without this check."""
     name = "quantized_weight_reorder_for_mixed_dtypes_linear_cutlass"
     namespace = dict(vars(_quantized_conversions))
-    exec(inspect.getsource(namespace[name]).replace('!= "cuda"', '== ""'), namespace)  # noqa: S102 - torch's source
+    exec(inspect.getsource(namespace[name]).replace('!= "cuda"', '== ""'), namespace)
     return namespace[name]
 
 

@@ -114,15 +114,14 @@ def _rows_of_interleaved(weight, N):
     return rows
 
 
-@operator(
-    "_mixed_dtypes_linear", accepts=(torch.float16, torch.bfloat16), cuda_only=("_mixed_dtypes_linear",)
-)
+@operator("_mixed_dtypes_linear", accepts=(torch.float16, torch.bfloat16), cuda_only=("_mixed_dtypes_linear",))
 def _mixed_dtypes_linear(input, weight, scale, bias, activation, outs=()):
     """Undo the interleaving of the weight, and multiply by its integers; scale, bias and activation are fused."""
     dtype = input.dtype
     if dtype not in (torch.float16, torch.bfloat16) or weight.dtype is not torch.uint8 or scale.dtype is not dtype:
         raise Decline(
-            f"operands of {dtype}, {weight.dtype} and {scale.dtype}; served are 16-bit floats, uint8 and the same floats"
+            f"operands of {dtype}, {weight.dtype} and {scale.dtype}; served are 16-bit floats and a uint8 weight, "
+            "with scales of the input's dtype"
         )
     if not input.dim() or weight.dim() != 2 or scale.dim() != 1 or not weight.is_contiguous():
         raise Decline(

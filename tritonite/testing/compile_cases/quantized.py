@@ -74,7 +74,7 @@ def scaled_products_by_recipe(full: bool) -> Iterator[Case]:
         "two formats": (plain, (x.to(_E5M2), weight.mT, one, one)),
     }
     if "_scaled_mm_v2" in overloads:
-        by_recipe = ("_scaled_mm_v2", (None, torch.bfloat16, []))
+        by_recipe: tuple[str, tuple[Any, ...]] = ("_scaled_mm_v2", (None, torch.bfloat16, []))
         a_scale = torch.empty(4, 256).t()
         given["blocks of 1x128"] = (by_recipe, (x, weight.mT, [a_scale], [4], [], [blocks], [4], []))
     for label, ((name, options), arguments) in given.items():

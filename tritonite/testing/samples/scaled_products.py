@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ facts.ZERO_SIGN_OF_ROUNDOFF |= {_PRODUCT, _GROUPS, _GROUPS_V2}
 facts.terms(_PRODUCT, _GROUPS, _GROUPS_V2)(terms_of_products)
 # Rows and columns of the operands, and elements along K: two blocks of 128.
 _M, _N, _K = 32, 48, 160
+# Lists that are empty without swizzled scales and other inner dimensions.
+_UNUSED = ("swizzle_a", "swizzle_b", "contraction_dim")
 # Pairs of torch.nn.functional.ScalingType: of tensors, of rows, and of blocks along K.
 _RECIPES = ((0, 0), (1, 1), (4, 5), (5, 4), (4, 4))
 
@@ -35,6 +38,11 @@ def _scales(recipe: int, rows: int, device: torch.device) -> torch.Tensor:
     return torch.linspace(0.5, 1.5, columns * lines, device=device).view(columns, lines).t()
 
 
+def _recipes(recipe_a: int, recipe_b: int) -> dict[str, list[int]]:
+    """Return the lists that name one kind of scales for each operand."""
+    return {"recipe_a": [recipe_a], "recipe_b": [recipe_b]} | {name: [] for name in _UNUSED}
+
+
 def _scaled(tensors: facts.Tensors) -> dict[str, Any]:
     """Return two matrices, and scales by a recipe that the first operand's last size chooses."""
     x = tensors[0]
@@ -44,7 +52,7 @@ def _scaled(tensors: facts.Tensors) -> dict[str, Any]:
     scale_b = _scales(recipe_b, _N, x.device)
     given = {"self": _float8(x, _M, _K), "mat2": _float8(x, _N, _K).mT, "bias": None, "out_dtype": torch.bfloat16}
     given |= {"scale_a": [_scales(recipe_a, _M, x.device)], "scale_b": [scale_b.mT if recipe_b == 1 else scale_b]}
-    return given | {"recipe_a": [recipe_a], "recipe_b": [recipe_b], "swizzle_a": [], "swizzle_b": [], "contraction_dim": []}
+    return given | _recipes(recipe_a, recipe_b)
 
 
 def _spread(scale: torch.Tensor, recipe: int, rows: int) -> torch.Tensor:
@@ -71,7 +79,7 @@ def _scaled_reference(
 
 
 def _in_groups(tensors: facts.Tensors) -> dict[str, Any]:
-    """Return groups of rows, of columns or of the inner dimension, or two batches, as the operand's last size chooses."""
+    """Return groups of rows, of columns or of the inner dimension, or two batches, by the operand's last size."""
     x = tensors[0]
     kind = (x.shape[-1] if x.dim() else 0) % 4
     shapes = {0: ((_M, _K), (3, _N, _K)), 1: ((3, _M, _K), (_N, _K)), 2: ((3, _M, _K), (3, _N, _K))}
@@ -91,8 +99,7 @@ def _in_groups(tensors: facts.Tensors) -> dict[str, Any]:
 
 def _in_groups_v2(tensors: facts.Tensors) -> dict[str, Any]:
     given = _in_groups(tensors)
-    recipes = {"recipe_a": [1], "recipe_b": [1], "swizzle_a": [], "swizzle_b": [], "contraction_dim": []}
-    return given | recipes | {name: [given[name]] for name in ("scale_a", "scale_b")}
+    return given | _recipes(1, 1) | {name: [given[name]] for name in ("scale_a", "scale_b")}
 
 
 def _groups_reference(
@@ -102,7 +109,7 @@ def _groups_reference(
     if offs is None:
         return a @ b * scale_a[..., None] * scale_b[:, None]
     ends = [0, *map(int, offs)]
-    spans = [slice(*span) for span in zip(ends, ends[1:], strict=False)]
+    spans = [slice(*span) for span in itertools.pairwise(ends)]
     if self.dim() == mat2.dim():
         rows, columns = scale_a.view(len(spans), -1, 1), scale_b.view(len(spans), 1, -1)
         return torch.stack([a[:, span] @ b[span] for span in spans]) * rows * columns
