@@ -9,7 +9,7 @@ import torch
 
 from tritonite import devices
 from tritonite.testing.samples import facts
-from tritonite.testing.samples.matmul import terms_of_products
+from tritonite.testing.samples.matmul import ends_in_order, terms_of_products
 
 _PRODUCT, _GROUPS, _GROUPS_V2 = "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"
 facts.ZERO_SIGN_OF_ROUNDOFF |= {_PRODUCT, _GROUPS, _GROUPS_V2}
@@ -139,9 +139,10 @@ facts.REFERENCES |= {_PRODUCT: _scaled_reference, _GROUPS: _groups_reference, _G
 
 
 @facts.drawn(_GROUPS, _GROUPS_V2)
-def _ends_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the ends of groups that a sample has: ATen reads beyond operands at others."""
-    ends = arguments.get("offs")
-    if isinstance(ends, torch.Tensor) and ends.numel():
-        return arguments | {"offs": torch.zeros_like(ends)}
-    return arguments
+def _aligned_ends(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return ascending ends at multiples of 16 that cover all rows: other results of ATen are undefined."""
+    given = ends_in_order(arguments)
+    ends = given.get("offs")
+    if not isinstance(ends, torch.Tensor) or ends.dtype is not torch.int32 or ends.dim() != 1 or not len(ends):
+        return given
+    return given | {"offs": torch.cat((ends[:-1] // 16 * 16, ends[-1:]))}
