@@ -49,6 +49,13 @@ def _scaled_mm_v2(
     """Multiply float8 matrices with scales of tensors, of rows, or of blocks along K."""
     recipe = _recipe(scale_a, recipe_a, scale_b, recipe_b, contraction_dim)
     (scale_a,), (scale_b,) = scale_a, scale_b
+    swizzled = recipe == (_BLOCK_1X32, _BLOCK_1X32)
+    layouts = list(swizzle_a), list(swizzle_b)
+    if layouts != ([_SWIZZLED], [_SWIZZLED]) if swizzled else any(map(any, layouts)):
+        raise Decline(
+            f"scales of the layouts {layouts[0]} and {layouts[1]}; served is SWIZZLE_32_4_4 for scales of 1x32, and "
+            "no swizzle for others"
+        )
     if recipe in ((_TENSOR, _TENSOR), (_ROW, _ROW)):
         if (recipe == (_TENSOR, _TENSOR)) != (scale_a.numel() == scale_b.numel() == 1):
             raise Decline(
@@ -59,17 +66,15 @@ def _scaled_mm_v2(
     if recipe not in _OF_BLOCKS:
         raise Decline(f"a recipe of scales {recipe}; served are scales of tensors, of rows, 1x32, 1x128 and 128x128")
     check_scaled_operands(self, mat2, bias, out_dtype, (scale_a, scale_b), outs)
-    if self.dtype is not torch.float8_e4m3fn:
-        raise Decline(f"operands of {self.dtype}; with scales of blocks, ATen multiplies float8_e4m3fn")
-    if recipe == (_BLOCK_1X32, _BLOCK_1X32) and (list(swizzle_a) != [_SWIZZLED] or list(swizzle_b) != [_SWIZZLED]):
-        raise Decline(f"scales of the layouts {list(swizzle_a)} and {list(swizzle_b)}; served is SWIZZLE_32_4_4")
+    if self.dtype is not torch.float8_e4m3fn or mat2.dtype is not torch.float8_e4m3fn:
+        raise Decline(f"operands of {self.dtype} and {mat2.dtype}; scales of blocks are served for float8_e4m3fn")
     (M, K), N = self.shape, mat2.shape[1]
     by_row, a_rows = _by_row(scale_a, recipe[0], M, K)
     by_column, b_rows = _by_row(scale_b, recipe[1], N, K)
     outs = scaled_outputs(self, mat2, (by_row, by_column), bias, out_dtype, outs)
-    if recipe[0] == _BLOCK_1X32:
+    if swizzled:
         by_row, by_column = _unswizzled(by_row), _unswizzled(by_column)
-    scales = BlockScales(by_row, by_column, (a_rows, b_rows), 32 if recipe[0] == _BLOCK_1X32 else 128)
+    scales = BlockScales(by_row, by_column, (a_rows, b_rows), 32 if swizzled else 128)
     float8_product(self, mat2.t(), outs[0], Epilogue(bias, beta=0.0 if bias is None else 1.0), scales)
     return outs
 
