@@ -120,6 +120,33 @@ def test_many_groups_over_several_tiles():
         agrees(out, torch.cat(exact))
 
 
+@pytest.mark.parametrize("ranks", [(2, 3), (3, 2), (3, 3), (2, 2)])
+def test_groups_are_written_to_outputs(ranks):
+    """torch 2.14 has an overload with out=."""
+    ends = torch.tensor([16, 32], dtype=torch.int32, device=tritonite.device)
+    operands = [random(32, 32), random(2, 32, 32)]
+    x, weight = (operands[rank - 2] for rank in ranks)
+    scales = [torch.rand((2, 32) if rank == 3 else (64 if ranks == (2, 2) else 32,), device=x.device) for rank in ranks]
+    given = (
+        x,
+        weight.mT,
+        [scales[0]],
+        [ROW],
+        [],
+        [scales[1]],
+        [ROW],
+        [],
+        None if ranks == (3, 3) else ends,
+        None,
+        None,
+        [],
+    )
+    (fresh,) = scaled_products._scaled_grouped_mm_v2(*given, False)
+    out = torch.zeros(*fresh.shape[:-1], 2 * fresh.shape[-1], dtype=torch.bfloat16, device=x.device)[..., ::2]
+    assert scaled_products._scaled_grouped_mm_v2(*given, False, outs=(out,))[0] is out
+    assert torch.equal(out, fresh)
+
+
 def test_declined_groups():
     ends = torch.tensor([16, 32], dtype=torch.int32, device=tritonite.device)
     x, weight = random(32, 64), random(2, 48, 64)

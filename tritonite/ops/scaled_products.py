@@ -129,14 +129,14 @@ def _scaled_grouped_mm(self, mat2, scale_a, scale_b, offs, bias, scale_result, o
     """Multiply groups of float8 matrices that have a scale for each row of the first and column of the second."""
     if scale_result is not None:
         raise Decline("a scale for the result")
-    return _groups(self, mat2, scale_a, scale_b, offs, bias, out_dtype, use_fast_accum)
+    return _groups(self, mat2, scale_a, scale_b, offs, bias, out_dtype, use_fast_accum, outs)
 
 
 @operator(
     "_scaled_grouped_mm_v2",
     accepts=(torch.float8_e4m3fn,),
     pin=("recipe_a", "swizzle_a", "recipe_b", "swizzle_b", "contraction_dim"),
-    cuda_only=("_scaled_grouped_mm_v2",),
+    cuda_only=("_scaled_grouped_mm_v2", "_scaled_grouped_mm_v2.out"),
 )
 def _scaled_grouped_mm_v2(
     self,
@@ -158,10 +158,10 @@ def _scaled_grouped_mm_v2(
     recipe = _recipe(scale_a, recipe_a, scale_b, recipe_b, contraction_dim)
     if recipe != (_ROW, _ROW):
         raise Decline(f"a recipe of scales {recipe}; served are scales of rows")
-    return _groups(self, mat2, scale_a[0], scale_b[0], offs, bias, out_dtype, use_fast_accum)
+    return _groups(self, mat2, scale_a[0], scale_b[0], offs, bias, out_dtype, use_fast_accum, outs)
 
 
-def _groups(self, mat2, scale_a, scale_b, offs, bias, out_dtype, use_fast_accum):
+def _groups(self, mat2, scale_a, scale_b, offs, bias, out_dtype, use_fast_accum, outs):
     """Return the bfloat16 products of groups of rows, of columns or of the inner dimension, or of two batches."""
     ranks = self.dim(), mat2.dim()
     if self.dtype is not torch.float8_e4m3fn or mat2.dtype is not torch.float8_e4m3fn or bias is not None:
@@ -190,8 +190,11 @@ def _groups(self, mat2, scale_a, scale_b, offs, bias, out_dtype, use_fast_accum)
     scale_a = _scales_of_groups(scale_a, self, self.shape[-2], groups, ranks == (2, 2))
     scale_b = _scales_of_groups(scale_b, mat2, mat2.shape[-1], groups, ranks == (2, 2))
     inputs = (self.view(torch.uint8), mat2.view(torch.uint8), scale_a, scale_b, *(() if offs is None else (offs,)))
-    outputs(inputs, [], [], ())
-    out, sums = grouped_result(self, mat2, groups, torch.bfloat16), Sums(blockwise=not use_fast_accum)
+    # A fresh result has padded rows, which `outputs` does not allocate.
+    shape = (self.shape[-2], mat2.shape[-1]) if ranks[0] != ranks[1] else (groups, self.shape[-2], mat2.shape[-1])
+    given = outputs(inputs, [shape] * len(outs), [torch.bfloat16] * len(outs), outs)
+    out = given[0] if outs else grouped_result(self, mat2, groups, torch.bfloat16)
+    sums = Sums(blockwise=not use_fast_accum)
     if ranks == (2, 3):
         grouped_product(self, mat2, offs, out, sums, GroupScales(scale_a, scale_b, scale_b.stride(0)))
     elif ranks == (3, 2):
