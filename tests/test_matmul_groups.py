@@ -20,7 +20,7 @@ def test_groups_end_within_their_rows(ends):
     offs = torch.tensor(ends, dtype=torch.int32, device=tritonite.device)
     matrices, rows = normal(3, 16, 16, dtype=torch.float16), torch.full((24, 16), 7.0, dtype=torch.float16)
     rows = rows.to(tritonite.device)
-    product.grouped_product(a[:20, :16], matrices, offs, rows[:20], "ieee")
+    product.grouped_product(a[:20, :16], matrices, offs, rows[:20])
     for begin, end, matrix in zip((0, *ends), ends, matrices, strict=False):
         check(rows[begin : min(end, 20)], torch.mm, a[begin : min(end, 20), :16], matrix)
     assert (rows[20:] == 7).all()

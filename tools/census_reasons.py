@@ -23,11 +23,13 @@ TESTS = "an operator of PyTorch's own tests"
 COPY = "a copy between devices or backends"
 COMPOSED = "ATen makes it of operators that have kernels"
 TRITON_HOOK = "an experiment of PyTorch: raises an error unless Python overrides it"
-NOT_PRODUCTS = "not written yet: products of scaled or packed weights"
-NOT_LINALG = "not written yet: decompositions of matrices (cuSOLVER, MAGMA)"
+FLASH_3_HOOK = "a hook for FlashAttention 3, whose package registers kernels in Python; PyTorch's own raises an error"
+UNSYMMETRIC = (
+    "eigenvalues of general matrices, left to cuSOLVER and MAGMA: QR steps follow one another, and their number and "
+    "shifts depend on the data"
+)
 HOST_READS = "the host reads the norms of the matrices, which decide its steps; its products have kernels"
 CODES = "the deprecated form of `linalg_cholesky_ex`: the host waits for the codes, which become errors"
-NOT_ATTENTION = "not written yet: other entrances of attention, which has kernels"
 
 REASONS: dict[str, tuple[str, ...]] = {
     VIEW: (
@@ -88,13 +90,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     TRITON_HOOK: ("_triton_multi_head_attention", "_triton_scaled_dot_attention"),
     CODES: ("cholesky",),
     HOST_READS: ("linalg_matrix_exp",),
-    NOT_PRODUCTS: (*("_mixed_dtypes_linear", "_scaled_grouped_mm*", "_scaled_mm_v2"),),
-    NOT_LINALG: (
-        *("_linalg_eigvals", "linalg_eig"),
-        "linalg_eigvals",
-    ),
-    NOT_ATTENTION: (
-        "_flash_attention_forward.quantized",
-        "_scaled_dot_product_flash_attention.quantized",
-    ),
+    FLASH_3_HOOK: ("_flash_attention_forward.quantized", "_scaled_dot_product_flash_attention.quantized"),
+    UNSYMMETRIC: ("_linalg_eigvals", "linalg_eig", "linalg_eigvals"),
 }

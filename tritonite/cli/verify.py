@@ -96,6 +96,8 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
                 console.print(str(finding), highlight=False, markup=False, soft_wrap=True)
     kinds = f"{tally.calls} calls, {tally.fused} of fused operators"
     console.print(f"{kinds}, {tally.served} served by kernels, {findings} findings")
+    for name in tally.never_served():
+        console.print(f"{name}: no kernel has served any of {tally.calls_of[name]} calls", highlight=False)
     for crash in tally.aten_crashes:
         console.print(f"ATen: {crash}", highlight=False, markup=False, soft_wrap=True)
     if interrupted:

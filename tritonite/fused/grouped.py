@@ -98,7 +98,7 @@ def _multiply(rows: torch.Tensor, matrices: torch.Tensor, offsets: torch.Tensor,
         fill_zero(out)
         return
     a, b = _addressable(rows.unsqueeze(0))[0], _addressable(matrices)
-    grouped_product(a, b, offsets, out, precision_of(rows.dtype))
+    grouped_product(a, b, offsets, out, Sums(precision_of(rows.dtype)))
 
 
 def _fake(x, weight, offsets, bias=None):

@@ -53,6 +53,7 @@ FAMILIES = (
     "resampling",
     "rounding",
     "sampling",
+    "scaled_products",
     "scan",
     "scatter",
     "searching",

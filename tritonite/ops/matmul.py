@@ -188,15 +188,14 @@ def _int_mm(self, mat2, outs=()):
     return outs
 
 
-@operator("_scaled_mm", accepts=tuple(FLOAT8_NAMES))
-def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, outs=()):
-    """Multiply float8 matrices that have a scale each, or one for each row of the first and column of the second."""
+def check_scaled_operands(self, mat2, bias, out_dtype, scales, outs):
+    """Decline float8 matrices, a bias, a result's dtype or a layout that scaled products do not serve."""
     a, b = _batches(self, 2), _batches(mat2, 2)
-    (_, M, K), N = a.shape, b.shape[2]
-    if a.dtype not in FLOAT8_NAMES or b.dtype not in FLOAT8_NAMES or a.dtype is not b.dtype:
-        raise Decline(f"operands of {a.dtype} and {b.dtype}; served are two of one float8 dtype")
-    if out_dtype not in FLOATS[:3] or scale_result is not None:
-        raise Decline(f"a result of {out_dtype}, or a scale for the result; served are fp16, bf16 and float32")
+    (_, _, K), N = a.shape, b.shape[2]
+    if a.dtype not in FLOAT8_NAMES or b.dtype not in FLOAT8_NAMES:
+        raise Decline(f"operands of {a.dtype} and {b.dtype}; served are two of float8")
+    if out_dtype not in FLOATS[:3]:
+        raise Decline(f"a result of {out_dtype}; served are fp16, bf16 and float32")
     if not K:
         raise Decline("an inner dimension of 0: ATen on a GPU adds no bias then")
     if b.shape[1] != K or K % 16 or N % 16 or a.stride(2) != 1 or b.stride(1) != 1:
@@ -205,29 +204,47 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
             "elements along K contiguous"
         )
     if devices.current.aten != "cpu" and not (
-        all(map(_lies_aligned, (self, mat2, *outs))) and (scale_a.data_ptr() | scale_b.data_ptr()) % 16 == 0
+        all(map(lies_aligned, (self, mat2, *outs))) and all(scale.data_ptr() % 16 == 0 for scale in scales)
     ):
         raise Decline("an operand, scale or output that is not aligned to 16 bytes, which ATen refuses on a GPU")
+    if bias is not None and (bias.dtype not in FLOATS[:3] or bias.shape != (N,)):
+        raise Decline(
+            f"a bias of {bias.dtype} and shape {tuple(bias.shape)}; served is shape {(N,)} of fp16, bf16 or float32"
+        )
+
+
+def scaled_outputs(self, mat2, scales, bias, out_dtype, outs):
+    """Return the outputs of a product of float8 matrices, allocated or checked."""
+    # In bytes, which is all that matters to where they lie.
+    inputs = (self.view(torch.uint8), mat2.view(torch.uint8), *scales, *(() if bias is None else (bias,)))
+    return outputs(inputs, [(self.shape[0], mat2.shape[1])], [out_dtype], outs)
+
+
+def scaled_product(self, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, outs):
+    """Multiply float8 matrices that have a scale each, or one for each row of the first and column of the second."""
+    check_scaled_operands(self, mat2, bias, out_dtype, (scale_a, scale_b), outs)
+    M, N = self.shape[0], mat2.shape[1]
     if scale_a.dtype is not torch.float32 or scale_b.dtype is not torch.float32:
         raise Decline(f"scales of {scale_a.dtype} and {scale_b.dtype}, not float32")
-    single = scale_a.numel() == scale_b.numel() == 1
-    if single:
+    if scale_a.numel() == scale_b.numel() == 1:
         scale_a, scale_b = scale_a.view(1, 1), scale_b.view(1, 1)
     elif scale_a.shape != (M, 1) or scale_b.shape != (1, N) or out_dtype is not torch.bfloat16:
         raise Decline(
             f"scales of shapes {tuple(scale_a.shape)} and {tuple(scale_b.shape)}; served are one "
             f"for each operand, and for a bfloat16 result {(M, 1)} and {(1, N)}"
         )
-    if bias is not None and (bias.dtype not in FLOATS[:3] or bias.shape != (N,)):
-        raise Decline(
-            f"a bias of {bias.dtype} and shape {tuple(bias.shape)}; served is shape {(N,)} of fp16, bf16 or float32"
-        )
-    # In bytes, which is all that matters to where they lie.
-    inputs = (self.view(torch.uint8), mat2.view(torch.uint8), scale_a, scale_b, *(() if bias is None else (bias,)))
-    outs = outputs(inputs, [(M, N)], [out_dtype], outs)
+    outs = scaled_outputs(self, mat2, (scale_a, scale_b), bias, out_dtype, outs)
     epilogue = Epilogue(bias, (scale_a, scale_b), beta=1)
-    product(a, b, _batches(outs[0], 2), epilogue, Sums(blockwise=not use_fast_accum))
+    product(self[None], mat2[None], outs[0][None], epilogue, Sums(blockwise=not use_fast_accum))
     return outs
+
+
+@operator("_scaled_mm", accepts=tuple(FLOAT8_NAMES))
+def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, outs=()):
+    """Multiply float8 matrices that have a scale each, or one for each row of the first and column of the second."""
+    if scale_result is not None:
+        raise Decline("a scale for the result")
+    return scaled_product(self, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, outs)
 
 
 @operator("_grouped_mm", accepts=FLOATS[:3])
@@ -245,32 +262,37 @@ def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
         )
     if not self.shape[-1]:
         raise Decline("an inner dimension of 0, for which there is no tensor descriptor")
-    if (offs is None) != (ranks == (3, 3)) or not (_lies_aligned(self) and _lies_aligned(mat2)):
+    if (offs is None) != (ranks == (3, 3)) or not (lies_aligned(self) and lies_aligned(mat2)):
         raise Decline("operands that are not aligned to 16 bytes, or offsets missing or given for two batches")
-    rows, columns, padded = self.shape[-2], mat2.shape[-1], 16 // dtype.itemsize
     counts = {len(x) for x in (self, mat2) if x.dim() == 3} | (
         {len(offs)} if offs is not None and offs.dim() else set()
     )
     if len(counts) != 1 or (offs is not None and (offs.dtype is not torch.int32 or offs.stride() != (1,))):
         raise Decline("offsets that are not contiguous int32, or not one for each batch")
     (groups,) = counts
-    shape = (rows, columns) if ranks in ((2, 3), (3, 2)) else (groups, rows, columns)
-    width = -(-columns // padded) * padded
-    strides = (width, 1) if len(shape) == 2 else (rows * width, width, 1)
     outputs((self, mat2, *(() if offs is None else (offs,))), [], [], ())
-    out = empty_strided(shape, strides, dtype, self.device)
+    out = grouped_result(self, mat2, groups, dtype)
     if ranks == (3, 3):
         product(self, mat2, out, sums=Sums(precision_of(dtype)))
     elif ranks == (2, 2):
         product(self[None], mat2[None], out, sums=Sums(precision_of(dtype), ends=offs))
     elif ranks == (2, 3):
-        grouped_product(self, mat2, offs, out, precision_of(dtype))
+        grouped_product(self, mat2, offs, out, Sums(precision_of(dtype)))
     else:
-        grouped_product(mat2.mT, self.mT, offs, out.mT, precision_of(dtype))
+        grouped_product(mat2.mT, self.mT, offs, out.mT, Sums(precision_of(dtype)))
     return (out,)
 
 
-def _lies_aligned(tensor):
+def grouped_result(self, mat2, groups, dtype):
+    """Allocate the result of a grouped product, whose rows are padded to multiples of 16 bytes."""
+    rows, columns, padded = self.shape[-2], mat2.shape[-1], 16 // dtype.itemsize
+    width = -(-columns // padded) * padded
+    if self.dim() != mat2.dim():
+        return empty_strided((rows, columns), (width, 1), dtype, self.device)
+    return empty_strided((groups, rows, columns), (rows * width, width, 1), dtype, self.device)
+
+
+def lies_aligned(tensor):
     """Return whether rows or columns are contiguous and start at multiples of 16 bytes."""
     if tensor.dim() < 2:
         return False

@@ -7,7 +7,7 @@ import torch
 from tritonite import devices
 from tritonite.engine.fusing import epilogue_behind
 from tritonite.engine.gemm import operands, select
-from tritonite.engine.gemm.kernels.arguments import MatrixStrides
+from tritonite.engine.gemm.kernels.arguments import GroupScales, MatrixStrides
 from tritonite.engine.gemm.kernels.meta import GroupsMeta
 from tritonite.engine.gemm.kernels.persistent import multiply_groups
 from tritonite.engine.gemm.launch import run_with_fewer_stages, without_terms
@@ -125,17 +125,24 @@ def _decline_if_aten_is_faster(a: torch.Tensor, b: torch.Tensor, out: torch.Tens
     decline_if_slower(select.aten_is_faster(Problem.of(a, b, out), out.device, specialized, copied))
 
 
-def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor, precision: str) -> None:
+def grouped_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    ends: torch.Tensor,
+    out: torch.Tensor,
+    sums: Sums = PLAIN_SUMS,
+    scales: GroupScales | None = None,
+) -> None:
     """Write each group of rows of `a` times the group's matrix of `b` into the same rows of `out`.
 
     a is (M, K), b (groups, K, N) and out (M, N). `ends`, int32, has the end row of each group; rows after the last end
-    are not written. TMA must be able to address a and b.
+    are not written. TMA must be able to address a and b. `sums` gives the precision.
     """
     groups, K, N = b.shape
     if not (out.numel() and groups):
         return
     prepare_blas(out.device)
-    work = Work(a.unsqueeze(0), b, out.unsqueeze(0), sums=Sums(precision, ends=ends))
+    work = Work(a.unsqueeze(0), b, out.unsqueeze(0), sums=sums._replace(ends=ends))
     mean = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
     if settings().invariant:
         mean = mean.of_any_rows()
@@ -147,6 +154,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         operands.descriptor(work.a, config.BLOCK_M, config.BLOCK_K),
         operands.descriptor(b, config.BLOCK_K, config.BLOCK_N),
         *(out, ends),
+        scales=scales,
         strides=MatrixStrides(*work.out.stride()),
         M=a.shape[0],
         N=N,

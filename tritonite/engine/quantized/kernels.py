@@ -47,13 +47,13 @@ def scales_of(pointer, rows, row_mask, group, strides, ROWS: tl.constexpr):
 
 
 @triton.jit
-def write(total, out, tile, strides, added, META: tl.constexpr):
+def write(total, out, tile, strides, added, META: tl.constexpr, ACTIVATION: tl.constexpr = None):
     """Store the epilogue of a tile's sums, or with split-K the sums of a slice, which is a batch of `out`."""
     if META.split:
         batch = tl.program_id(1).to(META.index)
         tile = ResultTile(batch, tile.rows, tile.columns, tile.row_mask, tile.column_mask)
     else:
-        total = epilogue(total, tile, EpilogueArguments(added, 1.0, 1.0), META, None)
+        total = epilogue(total, tile, EpilogueArguments(added, 1.0, 1.0), META, ACTIVATION)
     store(total, out, MatrixStrides(strides.batch, strides.row, strides.column), tile)
 
 
@@ -143,13 +143,14 @@ def multiply_int4(weight, x, out, scales, zeros, strides, added, M, N, K, steps,
 
 @libentry()
 @triton.jit(do_not_specialize=["N", "steps"])
-def multiply_int8(weight, x, out, strides, added, M, N, K, steps, META: tl.constexpr):
+def multiply_int8(weight, x, out, strides, added, M, N, K, steps, ACTIVATION: tl.constexpr, META: tl.constexpr):
     """Multiply a tile of an int8 weight (M, K) by floats x (N, K) transposed; numbers are converted in registers.
 
     Args:
         strides: `Int8Strides`.
         added: `EpilogueOperands`.
         steps: blocks of K in a slice of split-K.
+        ACTIVATION: the epilogue's function, or None.
         META: `QuantizedMeta`.
     """
     wait_for_previous_launch()
@@ -164,4 +165,4 @@ def multiply_int8(weight, x, out, strides, added, M, N, K, steps, META: tl.const
         numbers = block_of(weight, tile.rows, tile.row_mask, inner, end, strides.weight, META.even_k)
         y = block_of(x, tile.columns, tile.column_mask, inner, end, strides.x, META.even_k)
         total = tl.dot(numbers.to(y.dtype), tl.trans(y), total, input_precision="ieee", out_dtype=tl.float32)
-    write(total, out, tile, strides.out, added, META)
+    write(total, out, tile, strides.out, added, META, ACTIVATION)

@@ -248,6 +248,7 @@ def int8_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, epilo
             N=x.shape[0],
             K=x.shape[1],
             steps=own.steps,
+            ACTIVATION=own_epilogue.activation,
             META=QuantizedMeta(
                 index=offset_type(weight, x, result, *own_epilogue.tensors),
                 group_k=config.BLOCK_K,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 
 from tritonite.dtypes import FLOATS
+from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.movement import move
+from tritonite.engine.outputs import check_layout
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
 from tritonite.language.interpolation import cubic_taps, linear_taps
@@ -55,6 +57,9 @@ def _backward(taps, grad_output, output_size, input_size, corners, scales, outs)
     check_sizes(input_size, output_size, dimensions)
     check_gradient(grad_output, output_size, input_size)
     resampling = _resampling(taps, input_size, output_size, corners, scales)
+    if aten.on_cpu() and taps is cubic_taps:
+        # ATen's kernel for CPUs writes the gradient as if it were row-major.
+        check_layout(outs, contiguous_strides(tuple(input_size)))
     out = output_like(grad_output, input_size, outs, dimensions > 1 and taps is linear_taps)
     # ATen's CPU kernels of linear interpolation add to 0, which makes -0.0 positive.
     if resampling.copies() and (aten.on_gpu() or taps is cubic_taps):

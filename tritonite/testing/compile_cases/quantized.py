@@ -60,6 +60,30 @@ def row_scaled_products(full: bool) -> Iterator[Case]:
 
 
 @compile_cases("quantized")
+def scaled_products_by_recipe(full: bool) -> Iterator[Case]:
+    """float8 products by recipes of scales: of both formats, of blocks, and in groups with scales of rows."""
+    overloads, names = registry.overloads(), _WITH_FLOAT8["nvidia"]
+    x, weight, weights = [torch.empty(shape, dtype=_E4M3) for shape in ((256, 512), (512, 512), (4, 512, 512))]
+    rows, columns, ends = torch.empty(256), torch.empty(4, 512), torch.empty(4, dtype=torch.int32)
+    one, blocks = torch.empty(1), torch.empty(4, 512).t()
+    grouped, plain = ("_scaled_grouped_mm", (None, None, None)), ("_scaled_mm", (None, None, torch.bfloat16))
+    given: dict[str, tuple[tuple[str, tuple[Any, ...]], tuple[Any, ...]]] = {
+        "rows of groups": (grouped, (x, weights.mT, rows, columns, ends)),
+        "columns of groups": (grouped, (weights, x.mT, columns, rows, ends)),
+        "inner groups": (grouped, (x, weight.mT, torch.empty(1024), columns.view(-1), ends)),
+        "two formats": (plain, (x.to(_E5M2), weight.mT, one, one)),
+    }
+    if "_scaled_mm_v2" in overloads:
+        by_recipe: tuple[str, tuple[Any, ...]] = ("_scaled_mm_v2", (None, torch.bfloat16, []))
+        a_scale = torch.empty(4, 256).t()
+        given["blocks of 1x128"] = (by_recipe, (x, weight.mT, [a_scale], [4], [], [blocks], [4], []))
+    for label, ((name, options), arguments) in given.items():
+        for fast in (False, True) if full else (False,):
+            for specialization in launches(overloads[name], (*arguments, *options, fast)):
+                yield Case(f"{label}, fast sums {fast}", specialization, names if full else names[:1])
+
+
+@compile_cases("quantized")
 def int4_products(full: bool) -> Iterator[Case]:
     """Products of packed weights by every tile: with and without zeros, whole and split K."""
     launch = library.registered()["tritonite::linear_int4"]

@@ -19,7 +19,7 @@ from tritonite.registry import Op
 from tritonite.registry.names import overload_named
 from tritonite.registry.schema import is_out, schemas
 from tritonite.testing.samples import DRAWN, at_boundaries, samples
-from tritonite.testing.samples.facts import LISTS, NAN_UNDEFINED
+from tritonite.testing.samples.facts import LISTS, NAN_UNDEFINED, OPTIONS
 from tritonite.testing.samples.matmul import shapes_of
 
 _DTYPES = (
@@ -153,7 +153,9 @@ class Drawer:
         """Return the call."""
         self.unchecked = self.op.overload.startswith(_UNCHECKED)
         call = self._product() if self.op.family == "matmul" and self._chance(0.3) else None
-        if self.op.family in LISTS and self._chance(0.7):
+        # Lists of other families have numbers alone.
+        of_tensors = any(str(argument.type) == "List[Tensor]" for argument in self.op.schema.arguments)
+        if self.op.family in LISTS and of_tensors and self._chance(0.7):
             call = self._lists()
         if call is None and (self.unchecked or self._chance(0.5)):
             call = self._from_sample()
@@ -469,12 +471,17 @@ class Drawer:
                 elif isinstance(value, float) and math.isnan(value):
                     arguments[name] = 1.0
         answered = DRAWN.get(self.op.packet)
-        return Call(self.op, arguments if answered is None else answered(arguments))
+        if answered is not None:
+            # Overloads of one operator may lack some of the arguments that are replaced.
+            arguments = {name: value for name, value in answered(arguments).items() if name in arguments}
+        return Call(self.op, arguments)
 
     def _outs(self, call: Call) -> dict[str, Any]:
         """Return outputs: like ATen's results, empty, of other shapes or dtypes, or views of an argument."""
         tensors = [value for value in call.arguments.values() if isinstance(value, torch.Tensor)]
         results = functional_results(call) or ()
+        # Decided once for all outputs, because several rarely fit by chance.
+        fitting, contiguous = self._chance(0.5), self._chance(0.5)
         outs = {}
         for i, name in enumerate(self.op.out_names):
             like = self._pick(tensors) if tensors else torch.empty(0, device=self.device)
@@ -492,6 +499,10 @@ class Drawer:
             shape, dtype = tuple(self.shape), self.dtype
             # A number among the arguments may ask for too many elements.
             known = i < len(results) and results[i] is not None and results[i].numel() <= 2**24
+            if known and fitting:
+                made = self._values(tuple(results[i].shape), results[i].dtype).to(self.device)
+                outs[name] = made if self.unchecked or contiguous else self._laid_out(made)
+                continue
             if known and self._chance(0.8):
                 shape, dtype = tuple(results[i].shape), results[i].dtype
             dtype = dtype if self.unchecked or self._chance(0.75) else self._any_dtype()
@@ -548,20 +559,30 @@ def _is_number(argument: Any) -> bool:
     return str(argument.type) in ("number", "float", "bool")
 
 
+def _typed(schema: Any) -> list[tuple[str, str]]:
+    """Return the names and types of a schema's arguments, without outputs and the options of a factory."""
+    arguments = [argument for argument in schema.arguments if not is_out(argument)]
+    return [(each.name, str(each.type)) for each in arguments if not (each.kwarg_only and each.name in OPTIONS)]
+
+
 def functional_results(call: Call) -> tuple[Any, ...] | None:
     """Return the results of ATen's functional overload for the arguments, or None if it refuses them or is missing."""
+    given = _typed(call.op.schema)
     for name, schema in schemas(call.op.overload.partition(".")[0]):
-        names = tuple(argument.name for argument in schema.arguments)
-        if names == call.op.names and not any(
-            a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
-        ):
-            function = overload_named(name)
-            keywords = {a.name: call.arguments[a.name] for a in schema.arguments if a.kwarg_only}
-            try:
-                found = function(*[value for key, value in call.arguments.items() if key not in keywords], **keywords)
-            except Exception:  # noqa: BLE001 - ATen refuses arguments by any exception
-                return None
-            return found if isinstance(found, tuple) else (found,)
+        if _typed(schema) != given or any(map(is_out, schema.arguments)):
+            continue
+        own = call
+        if any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments):
+            own = call.map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value)
+        keywords = {a.name: own.arguments[a.name] for a in schema.arguments if a.kwarg_only and a.name in own.arguments}
+        if any(argument.name == "device" for argument in schema.arguments):
+            keywords["device"] = devices.current.type
+        try:
+            positional = [value for key, value in own.arguments.items() if key not in keywords]
+            found = overload_named(name)(*positional, **keywords)
+        except Exception:  # noqa: BLE001 - ATen refuses arguments by any exception
+            return None
+        return found if isinstance(found, tuple) else (found,)
     return None
 
 

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,16 +30,24 @@ from tritonite.testing.processes import start
 _PATIENCE = 120.0
 # One of this number of calls is of a fused operator, if both kinds are chosen.
 _FUSED_SHARE = 5
+# Calls of one operator of which a kernel serves some, if the drawn arguments fit each other often enough.
+_ENOUGH = 200
 
 
 @dataclass
 class Tally:
-    """Counts of drawn and of served calls, `fused` among both, and the calls in which ATen crashed or hung."""
+    """Counts of drawn and of served calls, `fused` among both and by name, and the calls in which ATen crashed."""
 
     calls: int = 0
     served: int = 0
     fused: int = 0
     aten_crashes: list[str] = field(default_factory=list)
+    calls_of: Counter[str] = field(default_factory=Counter)
+    served_of: Counter[str] = field(default_factory=Counter)
+
+    def never_served(self) -> list[str]:
+        """Return the names with at least `_ENOUGH` calls, none of which a kernel has served."""
+        return sorted(name for name, calls in self.calls_of.items() if calls >= _ENOUGH and not self.served_of[name])
 
 
 @without_tf32()
@@ -178,6 +187,9 @@ class _Worker:
             tally.calls += value[0]
             tally.served += value[1]
             tally.fused += value[2]
+            if self.at is not None:
+                tally.calls_of[self.at[0]] += value[0]
+                tally.served_of[self.at[0]] += value[1]
         return value if kind == "finding" else None
 
     def stopped(self, kind: str, tally: Tally) -> Finding | None:

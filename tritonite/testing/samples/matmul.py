@@ -204,7 +204,7 @@ def _terms_of_all_batches(sums: facts.Sums) -> float:
 
 
 @facts.drawn("_grouped_mm")
-def _ends_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
+def ends_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return ascending ends of groups that cover all rows: other results of ATen are undefined."""
     given: list[Any] = [arguments.get(name) for name in ("offs", "self", "mat2")]
     ends, self, mat2 = given

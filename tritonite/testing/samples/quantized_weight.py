@@ -115,3 +115,41 @@ def _product_of_words(self: torch.Tensor, mat2: torch.Tensor, group: int, pairs:
 
 
 facts.REFERENCES[_WORDS] = _product_of_words
+
+
+_INTERLEAVED = "_mixed_dtypes_linear"
+facts.ZERO_SIGN_OF_ROUNDOFF.add(_INTERLEAVED)
+facts.terms(_INTERLEAVED)(_terms)
+
+
+@facts.arguments(_INTERLEAVED)
+def _of_interleaved(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return rows of 64 numbers, and a weight of 64 columns of 8 or 4 bits, as the first operand's size chooses."""
+    x = tensors[0]
+    if not x.numel() or x.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    values = x.flatten().double().nan_to_num(1, 2, -2).clamp(-3, 3).repeat(64 * 64 // x.numel() + 1)[: 64 * 64]
+    columns = 64 if x.dim() % 2 else 32
+    rows, scale = values[: 8 * 64].view(2, 4, 64).to(x.dtype), (values[:64].abs() + 0.5).to(x.dtype)
+    weight = (values[: 64 * columns] * 40 + 128).to(torch.uint8).view(64, columns)
+    activation = (None, "relu", "silu")[x.dim() % 3]
+    bias = None if activation is None else scale
+    return {"input": rows, "weight": weight, "scale": scale, "bias": bias, "activation": activation}
+
+
+def _product_of_interleaved(
+    input: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, *, bias: Any = None, activation: Any = None
+) -> torch.Tensor:
+    """Sort the numbers of each tile of 64 along K, and multiply in float64."""
+    K, N = weight.shape[0], len(scale)
+    if weight.shape[1] == N:
+        stored = weight.view(N // 2, K // 64, 2, 4, 4, 2, 2)
+        numbers = stored.permute(0, 2, 1, 3, 6, 4, 5).reshape(N, K).double() - 128
+    else:
+        nibbles = torch.stack((weight & 15, weight >> 4), -1).view(N // 4, K // 64, 4, 2, 4, 2, 2, 2)
+        numbers = nibbles.permute(0, 2, 1, 3, 6, 7, 4, 5).reshape(N, K).double() - 8
+    total = input.double() @ (numbers.T * scale.double()) + (0 if bias is None else bias.double())
+    return {"relu": torch.relu, "silu": torch.nn.functional.silu}.get(activation, torch.clone)(total)
+
+
+facts.REFERENCES[_INTERLEAVED] = _product_of_interleaved

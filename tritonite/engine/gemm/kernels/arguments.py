@@ -41,6 +41,17 @@ class EpilogueArguments(NamedTuple):
     beta: Any
 
 
+class GroupScales(NamedTuple):
+    """float32 factors of a product of groups: one for each row of a, and one for each column of each group.
+
+    Both are contiguous but for the stride between the columns of two groups.
+    """
+
+    rows: Any
+    columns: Any
+    group_stride: Any
+
+
 class ResultTile(NamedTuple):
     """A tile of the result: its batch, indices of its rows and columns, and masks of those that exist."""
 

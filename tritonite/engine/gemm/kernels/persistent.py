@@ -113,10 +113,11 @@ def _tiles_of_groups(ends, M, GROUPS: tl.constexpr, LANES: tl.constexpr, BLOCK_M
 
 @libentry()
 @triton.jit(do_not_specialize=["M", "programs"])
-def multiply_groups(a, b, out, ends, strides, M, N, K, programs, META: tl.constexpr):
+def multiply_groups(a, b, out, ends, scales, strides, M, N, K, programs, META: tl.constexpr):
     """Multiply rows of `a` by the matrix of `b` of their group, persistently. Group i ends at row ends[i].
 
-    a and b are tensor descriptors, `out` is a pointer with `strides`. META is `GroupsMeta`.
+    a and b are tensor descriptors, `out` is a pointer with `strides`. `scales` is `GroupScales` or None. META is
+    `GroupsMeta`.
     """
     wait_for_previous_launch()
     BLOCK_M: tl.constexpr = META.block_m
@@ -137,4 +138,8 @@ def multiply_groups(a, b, out, ends, strides, M, N, K, programs, META: tl.conste
         rows = row.to(META.index) + tl.arange(0, BLOCK_M)
         columns = column.to(META.index) + tl.arange(0, BLOCK_N)
         row_mask = (group_begin <= rows) & (rows < group_end)
+        if scales is not None:
+            of_group = scales.columns + group.to(META.index) * scales.group_stride
+            total *= tl.load(scales.rows + rows, mask=row_mask, other=0.0)[:, None]
+            total *= tl.load(of_group + columns, mask=columns < N, other=0.0)[None, :]
         store(total, out, strides, ResultTile(0, rows, columns, row_mask, columns < N))
