@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -42,9 +43,15 @@ def options(
 
 
 @app.command()
-def build() -> None:
+def build(
+    output: Annotated[
+        Path | None,
+        typer.Option(help="write a wheel of the built dispatcher into this folder, for machines without a compiler"),
+    ] = None,
+) -> None:
     """Build the native dispatcher unless it is built already, and print its path."""
-    console.print(str(native.build()), highlight=False, soft_wrap=True)
+    path = native.build() if output is None else native.write_wheel(tritonite.__version__, output)
+    console.print(str(path), highlight=False, soft_wrap=True)
 
 
 @app.command()

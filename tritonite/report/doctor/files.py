@@ -111,7 +111,7 @@ def dispatcher() -> Iterator[Finding]:
         # The interpreter's own time hides the calls', so that nothing is lost.
         why = "in the interpreter" if devices.current.interpreted else f"there is no native dispatcher for {kind}"
         yield Finding("dispatcher", "ok", f"{slower}: {why}")
-    elif not native.library().exists():
+    elif not native.is_built():
         advice = "run `tritonite build` beforehand, so that the first call need not wait half a minute"
         yield Finding("dispatcher", "note", f"{native.library()} is built at first use", advice)
     else:
@@ -124,7 +124,7 @@ def _loaded() -> Finding:
         warnings.simplefilter("always")
         module = native.module()
     if module is not None:
-        return Finding("dispatcher", "ok", f"native: {native.library()}")
+        return Finding("dispatcher", "ok", f"native: {native.path()}")
     why = (
         str(caught[0].message) if caught else "calls take the slower Python path: an earlier attempt to load it failed"
     )
