@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +66,15 @@ def test_measured_models_have_files_and_others_have_none():
     files = {path.name for path in cost.FOLDER.glob("*.json")}
     assert files == {model.file for model in models.MODELS if model.measured}
     assert all(model.source for model in models.MODELS)
+
+
+def test_the_page_has_the_numbers_of_the_models():
+    page = (Path(__file__).parent.parent / "docs" / "tables.md").read_text()
+    for model in models.MODELS:
+        rates = [f"{each:,}" if each else "" for each in (model.float16, model.tf32, model.float8, model.float32)]
+        cells = [model.name.removeprefix("NVIDIA "), str(model.multiprocessors), f"{model.bandwidth:,}", *rates]
+        row = f"| {' | '.join([*cells, str(model.shared_memory), str(model.l2)])} |".replace("|  |", "| |")
+        assert row in page, row
 
 
 def test_the_origin_says_what_was_measured():
