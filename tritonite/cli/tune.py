@@ -102,10 +102,13 @@ def _fit_tables(seconds: float, output: Path | None, seed: int, jobs: int) -> No
 
         session = Session(seconds, seed, jobs, tell)
         session.run()
-    table = Table("products", *(Column(text, justify="right") for text in ("timed", "of the best before", "after")))
+    table = Table(
+        "products", *(Column(text, justify="right") for text in ("timed", "of the best before", "after")), "fit"
+    )
     for part in session.parts:
-        before, after = [f"{1 / each:.3f}" for each in part.regrets] if part.fitted else ("", "not fitted")
-        table.add_row(str(part), str(len(part.timed)), before, after)
+        shares = [f"{1 / each:.3f}" for each in part.regrets or ()] or ["", ""]
+        kept = "fitted" if part.fitted else "too few products" if part.regrets is None else "no better, dropped"
+        table.add_row(str(part), str(len(part.timed)), *shares, kept)
     console.print(table)
     if session.n_fitted:
         tables = session.tables
@@ -114,7 +117,7 @@ def _fit_tables(seconds: float, output: Path | None, seed: int, jobs: int) -> No
                 fitted.save(path, name, session.versions, tables)
                 console.print(f"stored in {path}", highlight=False, soft_wrap=True)
     else:
-        console.print("too few products were timed to fit anything; nothing was stored")
+        console.print("nothing was fitted, and nothing was stored")
     if session.interrupted:
         console.print("[yellow]interrupted[/]")
         raise typer.Exit(INTERRUPTED)

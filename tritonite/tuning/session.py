@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +22,7 @@ from tritonite.tuning import sweep, tuner
 from tritonite.tuning.sweep import Kind, Sample, Timed
 
 # Shares of the budget for compilation and timing; the rest is for fits.
-_COMPILING, _TIMING = 0.45, 0.35
+_COMPILING, _TIMING = 0.5, 0.3
 # Shares of a part's fit: to two thirds of the problems, which is judged by the others, to all, and to ATen's times.
 _SEEN, _ALL, _ATEN = 0.4, 0.4, 0.2
 # Problems drawn for a part, for each second of the budget, and the least and the most.
@@ -41,8 +43,9 @@ class Part:
     samples: list[Sample] = field(default_factory=list)
     timed: list[Timed] = field(default_factory=list)
     fitted: cost.Table | None = None
-    # Geometric means of (time with the chosen tiles) / (best time) on unseen problems: before the fit, and after.
-    regrets: tuple[float, float] = (1.0, 1.0)
+    # Geometric means of (time with the chosen tiles) / (best time) on unseen problems: before the fit, and after. None
+    # without a fit.
+    regrets: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {self.kind.value}"
@@ -118,24 +121,34 @@ class Session:
             part.samples = sweep.sampled(part.kind, part.dtype, part.table, count, self.seed)
 
     def _compile(self, end: float) -> None:
-        """Compile the samples' kernels until `end`, in turns of the parts, and leave tiles without a kernel out."""
+        """Compile the samples' kernels until `end`, and leave tiles without a kernel out.
+
+        Parts take turns, each with the kernel that most of its samples share.
+        """
         if devices.current.interpreted:
             return
-        kernels: dict[object, tuple[Problem, Config]] = {}
-        keys: dict[tuple[Problem, Config], object] = {}
-        for i in range(max(len(part.samples) for part in self.parts)):
-            for problem, configs in [part.samples[i] for part in self.parts if i < len(part.samples)]:
+        keys: dict[tuple[Problem, Config], Hashable] = {}
+        first: dict[Hashable, tuple[Problem, Config]] = {}
+        shared: list[list[Hashable]] = []
+        for part in self.parts:
+            uses: Counter[Hashable] = Counter()
+            for problem, configs in part.samples:
                 for config in configs:
                     run = sweep.run_as(config, problem, self.device)
-                    keys[problem, config] = sweep.kernel_of(problem, run)
-                    kernels.setdefault(keys[problem, config], (problem, run))
+                    key = keys[problem, config] = sweep.kernel_of(problem, run)
+                    first.setdefault(key, (problem, run))
+                    uses[key] += 1
+            shared.append([key for key, _ in uses.most_common()])
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*shared))
+        order = [key for key in dict.fromkeys(turns) if key is not None]
 
         def tell(done: int) -> None:
-            self.tell(self._gone(), f"compiling kernels, {done} of {len(kernels)}")
+            self.tell(self._gone(), f"compiling kernels, {done} of {len(order)}")
 
         tell(0)
-        errors = tuner.compile_all(list(kernels.values()), self.jobs, seconds=max(0.0, end - self._gone()), tell=tell)
-        ready = {key for key, error in zip(kernels, errors, strict=True) if error is None}
+        work = [first[key] for key in order]
+        errors = tuner.compile_all(work, self.jobs, seconds=max(0.0, end - self._gone()), tell=tell)
+        ready = {key for key, error in zip(order, errors, strict=True) if error is None}
         for part in self.parts:
             part.samples = [
                 Sample(problem, [config for config in configs if keys[problem, config] in ready])
@@ -163,11 +176,10 @@ class Session:
             seen, unseen = part.timed[:two_thirds], part.timed[two_thirds:]
             found = sweep.fit(seen, part.table, self.count, seconds * _SEEN)
             before, after = [sweep.regret(unseen, each, self.count) for each in (part.table, found)]
-            part.regrets = before, min(before, after)
-            if after <= before:
-                found = sweep.fit(part.timed, found, self.count, seconds * _ALL)
-            else:
-                found = part.table
+            part.regrets = before, after
+            if after > before:
+                continue
+            found = sweep.fit(part.timed, found, self.count, seconds * _ALL)
             # In float32 the model does not describe cuBLAS's times.
             if part.dtype is torch.bfloat16 and part.kind is not Kind.POINTERS:
                 found = sweep.fit_aten(part.timed, found, self.count, seconds * _ATEN)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import statistics
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ProcessPoolExecutor
@@ -128,9 +129,10 @@ def compile_all(
     target, hidden = target or driver.active.get_current_target(), {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     before = {name: os.environ.get(name) for name in hidden}
     os.environ.update(hidden)
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _ignore_interrupts)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
     try:
-        submitted = [pool.submit(_compile, *item, target) for item in work]
+        with _ignored_interrupts():
+            submitted = [pool.submit(_compile, *item, target) for item in work]
         with contextlib.suppress(futures.TimeoutError):
             for done, _ in enumerate(futures.as_completed(submitted, seconds), 1):
                 tell(done)
@@ -142,9 +144,17 @@ def compile_all(
     return [TimeoutError() if each.cancelled() else each.exception() for each in submitted]
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which a terminal sends to all processes, to the process that measures."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextlib.contextmanager
+def _ignored_interrupts() -> Iterator[None]:
+    """Have processes that start within the context leave Ctrl-C, which a terminal sends to all, to this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
