@@ -14,6 +14,7 @@ from tritonite.devices import models
 from tritonite.engine.gemm import cost, fitted, select
 from tritonite.engine.gemm.problem import Problem
 from tritonite.errors import InvalidTables, MismatchedTables
+from tritonite.report.doctor import files
 from tritonite.runtime import cache
 from tritonite.tuning import session, sweep
 
@@ -172,6 +173,17 @@ def test_a_damaged_file_is_one_error_and_at_work_one_warning(how, tmp_path, monk
     with pytest.warns(UserWarning, match=r"shared\.json") as told:
         found = [fitted.tables(GPU, "sm_90") for _ in range(2)]
     assert len(told) == 1 and found[0].keys() == {2, 4}
+    monkeypatch.setattr(devices, "name_of", lambda device: GPU)
+    (finding,) = files.tables()
+    assert finding.level == "warning" and "shared.json" in finding.message
+
+
+def test_doctor_advises_to_measure_what_is_not_measured(monkeypatch):
+    monkeypatch.setattr(devices, "name_of", lambda device: "NVIDIA H100 PCIe")
+    for architecture, level in (("sm_90", "note"), ("", "ok")):
+        monkeypatch.setattr(devices, "architecture", lambda device, own=architecture: own)
+        (finding,) = files.tables()
+        assert finding.level == level and ("tritonite tune" in finding.advice) is (level == "note")
 
 
 # The session
