@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,7 @@ def own_folder(monkeypatch, tmp_path):
         each.cache_clear()
 
 
-def _measured():
-    return cost.load(cost.FOLDER / "NVIDIA_H200.json")
+H200 = cost.load(cost.FOLDER / "NVIDIA_H200.json")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_estimated_tables_choose_tiles_for_every_product(model, monkeypatch, cha
 def test_estimates_follow_the_data_sheets():
     model = models.known_as("NVIDIA A100-SXM4-40GB")
     (measured,) = [each for each in models.MODELS if each.measured]
-    before, after = _measured()[2], fitted.shipped(model.name, "sm_80").tables[2]
+    before, after = H200[2], fitted.shipped(model.name, "sm_80").tables[2]
     assert after.costs.memory == pytest.approx(before.costs.memory * 2039 / 4800)
     config = next(each for each in after.pointers.configs if each in before.pointers.configs)
     slower = (model.multiprocessors / model.float16) / (measured.multiprocessors / measured.float16)
@@ -132,13 +132,28 @@ def test_estimates_follow_the_data_sheets():
 def test_a_file_comes_before_own_tables_and_these_before_shipped_ones(tmp_path, monkeypatch):
     shipped = fitted.fitted(GPU, "sm_90")
     assert shipped.origin.startswith("measured on NVIDIA H200")
-    fitted.save(fitted.own(GPU), GPU, VERSIONS, {2: _measured()[2]})
+    fitted.save(fitted.own(GPU), GPU, VERSIONS, {2: H200[2]})
     assert fitted.fitted(GPU, "sm_90").origin == f"of tritonite tune, {fitted.own(GPU)}"
     assert fitted.tables(GPU, "sm_90").keys() == {2} and fitted.tables("Another", "sm_90").keys() == {2, 4}
-    fitted.save(tmp_path / "shared.json", GPU, VERSIONS, {4: _measured()[4]})
+    fitted.save(tmp_path / "shared.json", GPU, VERSIONS, {4: H200[4]})
     monkeypatch.setenv(fitted.VARIABLE, str(tmp_path / "shared.json"))
     assert fitted.tables(GPU, "sm_90").keys() == {4}
     assert fitted.versions_of(tmp_path / "shared.json") == VERSIONS
+
+
+def test_a_shared_file_serves_as_the_table_of_its_model(tmp_path, monkeypatch):
+    measured = [replace(each, measured=each.measured or "H100" in each.words) for each in models.MODELS]
+    monkeypatch.setattr(models, "MODELS", tuple(measured))
+    monkeypatch.setattr(cost, "FOLDER", tmp_path)
+    fitted.save(tmp_path / "NVIDIA_H100.json", "NVIDIA H100 80GB HBM3", VERSIONS, {4: H200[4]})
+    cost.save(tmp_path / "NVIDIA_H200.json", H200)
+    fitted._file.cache_clear()
+    try:
+        served = [fitted.shipped(name, "sm_90") for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200")]
+        assert [len(each.tables) for each in served] == [1, 2, 2]
+        assert served[0].origin == "measured on NVIDIA H100" and "H200, the nearest" in served[2].origin
+    finally:
+        fitted._file.cache_clear()
 
 
 def _damage(path, how):
@@ -153,7 +168,7 @@ def _damage(path, how):
     elif how == "another file":
         path.write_text(json.dumps({"tiles": 3}))
     elif how == "another device":
-        fitted.save(path, "Another GPU", VERSIONS, _measured())
+        fitted.save(path, "Another GPU", VERSIONS, H200)
     else:
         path.write_bytes(b"\xff\x00")
 
@@ -164,7 +179,7 @@ DAMAGES = ("missing", "cut", "changed", "another file", "another device", "not t
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_file_is_one_error_and_at_work_one_warning(how, tmp_path, monkeypatch):
     path = tmp_path / "shared.json"
-    fitted.save(path, GPU, VERSIONS, _measured())
+    fitted.save(path, GPU, VERSIONS, H200)
     _damage(path, how)
     with pytest.raises((InvalidTables, MismatchedTables), match=r"shared\.json") as raised:
         fitted.load(path, GPU)
@@ -219,7 +234,7 @@ def test_tables_are_fitted_stored_shared_and_found(small_session, tmp_path):
     assert done.output.count("stored in") == 2 and "bfloat16 in memory" in done.output
     found = fitted.tables(GPU, "")
     assert found.keys() == {2, 4} and fitted.own(GPU).read_text() == file.read_text()
-    assert found[2].costs != _measured()[2].costs or found[4].costs != _measured()[4].costs
+    assert found[2].costs != H200[2].costs or found[4].costs != H200[4].costs
     # The other user's machine.
     fitted.own(GPU).unlink()
     fitted.fitted.cache_clear()

@@ -133,7 +133,7 @@ MODELS = (
         float32=75,
         shared_memory=228,
         l2=126,
-        source=f"specification of HGX B200 at nvidia.com/en-us/data-center/hgx, divided by its eight GPUs; {_BLACKWELL}",
+        source=f"specification of HGX B200 at nvidia.com/en-us/data-center/hgx, divided by its 8 GPUs; {_BLACKWELL}",
     ),
     Model(
         name="NVIDIA GeForce RTX 5090",

@@ -194,8 +194,9 @@ def without_wgmma(table: Table) -> Table:
 
 
 def load(path: Path) -> dict[int, Table]:
-    """Read the tables of a file that holds nothing else, by the bytes of an element."""
-    return tables_of(json.loads(path.read_text()))
+    """Read the tables of the package's own files, or of `tritonite tune`'s, by the bytes of an element."""
+    kept = json.loads(path.read_text())
+    return tables_of(kept.get("products", kept))
 
 
 def tables_of(kept: Mapping[str, Any]) -> dict[int, Table]:
