@@ -18,7 +18,7 @@ from typer.main import get_command
 import tritonite
 from tritonite import cli, devices
 from tritonite.bench import run
-from tritonite.engine.gemm import cost, store
+from tritonite.engine.gemm import fitted, store
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.table import Config
 from tritonite.runtime import cache, launch, native
@@ -30,7 +30,7 @@ CONFIG = Config(32, 64, 32, splits=2)
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
     """Clear the caches of files that a process reads once."""
-    caches = (store.known, cost.tables, native.module, cache.warn_once)
+    caches = (store.known, fitted.fitted, native.module, cache.warn_once)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for variable in ("TRITONITE_TUNE", "TRITONITE_CACHE", "CXX"):
         monkeypatch.delenv(variable, raising=False)
@@ -100,11 +100,11 @@ def test_a_product_goes_on_without_a_table_that_cannot_be_read(damage, monkeypat
     "text", ["{", "[]", '{"2": {}}', '{"2": {"tiles": [{"config": {"a": 1}}], "costs": {}}}', "\x00"]
 )
 def test_a_product_goes_on_without_a_fitted_model_that_cannot_be_read(text, monkeypatch):
-    cost.own("Some GPU").parent.mkdir(parents=True)
-    cost.own("Some GPU").write_text(text)
+    fitted.own("Some GPU").parent.mkdir(parents=True)
+    fitted.own("Some GPU").write_text(text)
     with pytest.warns(UserWarning, match="Some_GPU.json") as told:
-        found = cost.tables("Some GPU", "sm_90")
-    assert len(told) == 1 and found.keys() == cost.tables("", "sm_90").keys()
+        found = fitted.tables("Some GPU", "sm_90")
+    assert len(told) == 1 and found.keys() == fitted.tables("", "sm_90").keys()
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     with pytest.warns(UserWarning, match="tuned"):
         store.known("Some GPU")
     with pytest.warns(UserWarning, match="XDG_CACHE_HOME"):
-        cost.tables("Some GPU", "sm_90")
+        fitted.tables("Some GPU", "sm_90")
 
 
 # Quick arguments of every command.

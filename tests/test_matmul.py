@@ -176,7 +176,7 @@ def test_warp_specialised_products_have_two_stages(result, use_config, monkeypat
     monkeypatch.setattr(devices, "has_tma", lambda device: True)
     a, b = (torch.empty(1, 512, 512, dtype=torch.float16)[..., :n] for n in (448, 512))
     out, added = torch.empty(1, 512, 512, dtype=result), torch.empty(512, 513, dtype=result)[:, 1:]
-    swept = cost.load(cost.FOLDER / "sm_90.json")[2].configs
+    swept = cost.load(cost.FOLDER / "NVIDIA_H200.json")[2].configs
     configs = [each for each in (*swept, *SPECIALIZED.values()) if each.warp_specialize and each.splits == 1]
     for config in configs:
         use_config(config)

@@ -18,7 +18,7 @@ from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.gemm.work import Epilogue, Work
 
-_TILES = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if tile.hopper_fp32]
+_TILES = [tile for tile in cost.load(cost.FOLDER / "NVIDIA_H200.json")[4].configs if tile.hopper_fp32]
 
 
 def cut(x, _):

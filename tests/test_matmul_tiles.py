@@ -14,7 +14,7 @@ from tritonite.engine.gemm import product as products
 from tritonite.engine.gemm import select, table
 from tritonite.engine.gemm.work import Epilogue
 
-TABLES = gemm_cost.load(gemm_cost.FOLDER / "sm_90.json")
+TABLES = gemm_cost.load(gemm_cost.FOLDER / "NVIDIA_H200.json")
 DTYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-4}
 # Seed 282 has a tile of strided columns with split-K, whose partial products have another stride.
 SEEDS, CASES = (*range(50 if FULL else 2), 282), 40

@@ -166,6 +166,10 @@ def test_the_versions_that_are_said_to_be_supported_are_tested():
         oldest, newest = re.search(rf"^{name.upper()}_VERSIONS := (.*)", makefile, re.MULTILINE)[1].split()
         least, most = (version.removesuffix(".0") for version in (oldest, newest))
         assert f'"{name}>={least}"' in project and says.format(least, most) in readme
+        # The page of versions has a row for what is tested, and for what constraints.txt pins.
+        page, pins = (root / "docs" / "versions.md").read_text(), (root / "constraints.txt").read_text()
+        for version in (oldest, newest, re.search(rf"^{name}==(.*)", pins, re.MULTILINE)[1]):
+            assert re.search(rf"^\| {re.escape(version.removesuffix('.0'))}", page, re.MULTILINE), version
 
 
 def test_mutants_are_many_in_every_family():

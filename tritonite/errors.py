@@ -50,6 +50,12 @@ class NoDevice(TritoniteError):
     )
 
 
+class NothingToMeasure(TritoniteError):
+    """Raised by `tritonite tune` where no kernel runs compiled."""
+
+    template = "tritonite tune times compiled kernels on a GPU, and {reason}"
+
+
 class InvalidDeclaration(TritoniteError):
     """Raised when an operator is declared in a way that contradicts its function or its schema."""
 
@@ -120,6 +126,18 @@ class MismatchedArtifact(TritoniteError):
         "{path} has kernels for another {what}: {theirs}, where this process has {ours}. Write the file again here, "
         "with tritonite.warm and tritonite.save_kernels."
     )
+
+
+class InvalidTables(TritoniteError):
+    """Raised for a file of fitted tables that is damaged, or that is no such file."""
+
+    template = "{path} holds no tables: {reason}"
+
+
+class MismatchedTables(TritoniteError):
+    """Raised for a file of fitted tables of another device."""
+
+    template = "{path} has tables of {theirs}, where this machine has {ours}. Run `tritonite tune` here."
 
 
 class UnsavableGraph(TritoniteError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -17,6 +18,7 @@ import tritonite
 from tritonite import devices
 from tritonite.cli.common import app, console
 from tritonite.devices import plugins
+from tritonite.engine.gemm import fitted
 from tritonite.report.environment import ENVIRONMENT
 from tritonite.runtime import native
 
@@ -41,9 +43,15 @@ def options(
 
 
 @app.command()
-def build() -> None:
+def build(
+    output: Annotated[
+        Path | None,
+        typer.Option(help="write a wheel of the built dispatcher into this folder, for machines without a compiler"),
+    ] = None,
+) -> None:
     """Build the native dispatcher unless it is built already, and print its path."""
-    console.print(str(native.build()), highlight=False, soft_wrap=True)
+    path = native.build() if output is None else native.write_wheel(tritonite.__version__, output)
+    console.print(str(path), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -63,6 +71,7 @@ def info() -> None:
         table.add_row("  also", f"{other.served_by}, device type {other.type}")
     for plugin, reason in plugins.broken.items():
         table.add_row("  left out", f"{plugin}: {reason}")
+    table.add_row("tables", _origin_of_tables())
     table.add_row("mode", "Triton's interpreter" if tritonite.backend.interpreted else "compiled kernels")
     table.add_row("call path", native.state() if native.wanted() else "Python")
     families = Counter(op.family for op in tritonite.overloads().values())
@@ -76,6 +85,12 @@ def info() -> None:
         value = os.environ.get(variable)
         variables.add_row(variable, "[dim]unset[/]" if value is None else escape(value), meaning)
     console.print(variables)
+
+
+def _origin_of_tables() -> str:
+    """Return where the default device's tables of products come from."""
+    device = devices.current_device()
+    return fitted.fitted(devices.name_of(device), devices.architecture(device)).origin
 
 
 @app.command()

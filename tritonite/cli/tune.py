@@ -1,59 +1,130 @@
-"""`tritonite tune`: find the fastest GEMM tiles of single products, or fit the cost model to this GPU."""
+"""`tritonite tune`: fit this GPU's tables of products and share them, or time single products and convolutions."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 import tritonite
-from tritonite.cli.common import app, console, dtypes_named
-from tritonite.engine.gemm import store
-from tritonite.errors import NoDevice
+from tritonite import devices
+from tritonite.cli.common import INTERRUPTED, app, console, dtypes_named
+from tritonite.engine.gemm import fitted, store
+from tritonite.errors import NothingToMeasure
 from tritonite.runtime import cache
 
 
 @app.command()
 def tune(
+    seconds: Annotated[float, typer.Option(min=1, help="seconds for everything: compilation, timing and fits")] = 300,
+    output: Annotated[Path | None, typer.Option(help="also write the fitted tables to this file, to share it")] = None,
+    imported: Annotated[
+        Path | None, typer.Option("--import", help="store the tables of such a file for this GPU, and measure nothing")
+    ] = None,
+    products: Annotated[
+        bool, typer.Option("--products", help="find the fastest tiles of single products in place of fitting tables")
+    ] = False,
     shape: Annotated[
-        list[str] | None, typer.Option(help="MxNxK or BATCHESxMxNxK; repeatable; default: the benchmark's products")
+        list[str] | None,
+        typer.Option(help="a product, MxNxK or BATCHESxMxNxK; repeatable; default: the benchmark's products"),
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="dtype, such as float16; repeatable; default bfloat16 and float16")
+        list[str] | None,
+        typer.Option(help="dtype of products, such as float16; repeatable; default bfloat16 and float16"),
     ] = None,
-    layout: Annotated[list[str] | None, typer.Option(help="nn, nt, tn or tt; repeatable; default nn and nt")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="processes that compile")] = os.cpu_count() or 1,
-    model: Annotated[
-        bool, typer.Option(help="fit the cost model that chooses tiles of all shapes to this GPU instead")
-    ] = False,
+    layout: Annotated[
+        list[str] | None, typer.Option(help="layout of products: nn, nt, tn or tt; repeatable; default nn and nt")
+    ] = None,
     convolutions: Annotated[
         Path | None,
         typer.Option(help="time tiles of convolutions instead, write the times to this JSON file, and print a table"),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=1, help="seconds of timing, for --model of each dtype, after compilation")
-    ] = 90,
+    jobs: Annotated[int, typer.Option(min=1, help="processes that compile")] = os.cpu_count() or 1,
     seed: Annotated[int, typer.Option(help="seed of the products or convolutions to draw")] = 0,
 ) -> None:
-    """Find the fastest tiles of matrix products on this GPU and store them for later processes."""
+    """Fit the tables by which tiles of matrix products are chosen to this GPU, and store them for later processes.
+
+    Ctrl-C ends the measurements, and fits what there is by then.
+    """
+    if imported is not None:
+        _import(imported)
+        return
     if convolutions is not None and convolutions.exists():
         _fit_convolutions(convolutions)
         return
-    if tritonite.backend.interpreted or not tritonite.backend.dispatch_key:
-        raise NoDevice
-    if model:
-        _fit_model(seconds, seed, jobs)
-        return
+    _check_device()
     if convolutions is not None:
-        _time_convolutions(convolutions, seconds, seed, jobs)
+        _time_convolutions(convolutions, seconds / 3, seed, jobs)
         _fit_convolutions(convolutions)
-        return
+    elif products or shape or dtype or layout:
+        _tune_products(shape, dtype, layout, jobs)
+    else:
+        _fit_tables(seconds, output, seed, jobs)
+
+
+def _check_device() -> None:
+    """Raise NothingToMeasure where kernels do not run compiled."""
+    if tritonite.backend.interpreted:
+        raise NothingToMeasure(reason="here they run in Triton's interpreter")
+    if not tritonite.backend.dispatch_key:
+        raise NothingToMeasure(reason="no GPU driver was found")
+
+
+def _import(path: Path) -> None:
+    """Store the tables of a file for this machine's device. Raises InvalidTables or MismatchedTables."""
+    name = devices.name_of(devices.current_device())
+    tables, versions = fitted.load(path, name), fitted.versions_of(path)
+    cache.check_writable(fitted.own(name))
+    fitted.save(fitted.own(name), name, versions, tables)
+    console.print(f"stored in {fitted.own(name)}", highlight=False, soft_wrap=True)
+
+
+def _fit_tables(seconds: float, output: Path | None, seed: int, jobs: int) -> None:
+    """Fit the device's tables, store them, and print for each how close to the best its choices come."""
+    from tritonite.tuning.session import Session
+
+    name = devices.name_of(devices.current_device())
+    for path in (fitted.own(name), output):
+        if path is not None:
+            cache.check_writable(path)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True
+    ) as progress:
+        bar = progress.add_task("starting", total=seconds)
+
+        def tell(gone: float, text: str) -> None:
+            progress.update(bar, completed=min(gone, seconds), description=text)
+
+        session = Session(seconds, seed, jobs, tell)
+        session.run()
+    table = Table(
+        "products", *(Column(text, justify="right") for text in ("timed", "of the best before", "after")), "fit"
+    )
+    for part in session.parts:
+        shares = [f"{1 / each:.3f}" for each in part.regrets or ()] or ["", ""]
+        kept = "fitted" if part.fitted else "too few products" if part.regrets is None else "no better, dropped"
+        table.add_row(str(part), str(len(part.timed)), *shares, kept)
+    console.print(table)
+    if session.n_fitted:
+        tables = session.tables
+        for path in (fitted.own(name), output):
+            if path is not None:
+                fitted.save(path, name, session.versions, tables)
+                console.print(f"stored in {path}", highlight=False, soft_wrap=True)
+    else:
+        console.print("nothing was fitted, and nothing was stored")
+    if session.interrupted:
+        console.print("[yellow]interrupted[/]")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tune_products(shape: list[str] | None, dtype: list[str] | None, layout: list[str] | None, jobs: int) -> None:
+    """Find the fastest tiles of single products, and store them."""
     store.check()
     from tritonite.bench import cases
     from tritonite.engine.gemm.problem import Problem
@@ -80,51 +151,6 @@ def tune(
             table.add_row(problem.key, *times, f"{tuned.aten / tuned.microseconds:.2f}", str(tuple(tuned.config)))
     console.print(table)
     console.print(f"stored in {store.path()}", highlight=False, soft_wrap=True)
-
-
-def _fit_model(seconds: float, seed: int, jobs: int) -> None:
-    """Time drawn products of bfloat16 and float32, fit the cost model, and print its regret on an unseen third."""
-    from tritonite import devices
-    from tritonite.engine.gemm import cost
-    from tritonite.tuning import sweep
-
-    device = devices.current_device()
-    name, count = devices.name_of(device), devices.multiprocessors(device)
-    cache.check_writable(cost.own(name))
-    tables = dict(cost.tables(name, devices.architecture(device)) or cost.tables("", "sm_90"))
-    if not devices.has_wgmma(device):
-        tables = {size: cost.without_wgmma(table) for size, table in tables.items()}
-    for dtype in (torch.bfloat16, torch.float32):
-        whole = tables[dtype.itemsize]
-        kinds = {sweep.Kind.MEMORY: whole, sweep.Kind.CACHE: whole.cached or whole}
-        # A table fitted here by an earlier version may lack these.
-        shipped = cost.tables("", "sm_90")[dtype.itemsize]
-        others = {
-            sweep.Kind.SHORT: whole.short or shipped.short,
-            sweep.Kind.POINTERS: whole.pointers or shipped.pointers,
-        }
-        kinds |= {kind: table for kind, table in others.items() if table}
-        fitted = {}
-        for kind, table in kinds.items():
-            with console.status(f"timing drawn products of {dtype} {kind.value}"):
-                timed = list(sweep.sweep(dtype, seconds / len(kinds), seed, jobs, table, kind))
-            with console.status(f"fitting {len(timed)} products of {dtype} {kind.value}"):
-                seen, unseen = timed[: len(timed) * 2 // 3], timed[len(timed) * 2 // 3 :]
-                regret = sweep.regret(unseen, sweep.fit(seen, table, count), count)
-                fitted[kind] = sweep.fit(timed, table, count)
-                # In float32 the model does not describe cuBLAS's times.
-                if dtype is torch.bfloat16 and kind is not sweep.Kind.POINTERS:
-                    fitted[kind] = sweep.fit_aten(timed, fitted[kind], count)
-            line = f"{dtype} {kind.value}: {len(timed)} products, {regret:.3f} of the best time on unseen ones"
-            console.print(line, highlight=False, soft_wrap=True)
-        tables[dtype.itemsize] = dataclasses.replace(
-            fitted[sweep.Kind.MEMORY],
-            cached=fitted[sweep.Kind.CACHE],
-            short=fitted.get(sweep.Kind.SHORT),
-            pointers=fitted.get(sweep.Kind.POINTERS),
-        )
-    cost.save(cost.own(name), tables)
-    console.print(f"stored in {cost.own(name)}", highlight=False, soft_wrap=True)
 
 
 def _time_convolutions(path: Path, seconds: float, seed: int, jobs: int) -> None:

@@ -7,6 +7,7 @@ ENVIRONMENT = {
     "TRITON_CACHE_DIR": "folder of Triton's compiled kernels",
     "TRITONITE_CACHE": "folder of the built native dispatcher; default: tritonite in the user's cache folder",
     "TRITONITE_TUNE": "file of tuned tiles; default: tritonite/tune.sqlite in the user's cache folder",
+    "TRITONITE_TABLES": "file of fitted tables that `tritonite tune --output` wrote, in place of this machine's own",
     "TRITONITE_NATIVE": "0 sends calls through Python, 1 through the native dispatcher (default on NVIDIA GPUs)",
     "TRITONITE_NATIVE_FLAGS": "further compiler flags for the native dispatcher",
     "TRITONITE_FUZZ_LOG": "file for the output of the processes of `tritonite verify --fuzz`",

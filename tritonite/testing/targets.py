@@ -34,6 +34,7 @@ from tritonite.errors import Decline, did_you_mean
 from tritonite.runtime.launch import Specialization
 from tritonite.testing import compile_cases  # noqa: F401 - registers the groups
 from tritonite.testing.compile_cases.cases import (
+    ALL_TARGETS,
     ASSEMBLY_KERNELS,
     DESCRIPTOR_KERNELS,
     GROUPS,
@@ -256,13 +257,13 @@ def failures(
             yield f"{label}: neither parameters nor options: {', '.join(sorted(unknown))}"
         for name in chosen:
             try:
-                compiled = specialization.compile(TARGETS[name])
+                compiled = specialization.compile(ALL_TARGETS[name])
             except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what to report
                 yield f"{label} {name}: {error!r} {error.__cause__!r}"
                 continue
             if limits_shared_memory and compiled.metadata.shared > devices.current.shared_memory + 1024:
                 yield f"{label} {name}: {compiled.metadata.shared} bytes of shared memory"
-            if TARGETS[name].backend != "cuda":
+            if ALL_TARGETS[name].backend != "cuda":
                 continue
             if not _waits_as_launched(compiled):
                 yield f"{label} {name}: it may run before what it waits for has ended"

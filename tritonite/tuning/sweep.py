@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import math
 import random
 import statistics
@@ -35,7 +36,7 @@ _SHARPNESS = 100
 CANDIDATES, _CALLS = 30, 4
 # Steps and learning rate of the fit.
 STEPS, _RATE = 2500, 0.03
-# Least number of problems to time; the fit sees two thirds of them.
+# Least number of problems that costs are fitted to.
 LEAST_PROBLEMS = 3
 # Most rows of a drawn problem without TMA descriptors; operands with more rows are copied instead.
 MOST_ROWS = 600
@@ -48,6 +49,13 @@ class Kind(enum.Enum):
     CACHE = "in the cache"
     SHORT = "in the cache with a short K"
     POINTERS = "through pointers"
+
+
+class Sample(NamedTuple):
+    """A problem, and the tiles to time it with."""
+
+    problem: Problem
+    configs: list[Config]
 
 
 class Timed(NamedTuple):
@@ -96,41 +104,45 @@ def problems_of(kind: Kind, dtype: torch.dtype, seed: int) -> Iterator[Problem]:
     return (problem for problem in drawn(dtype, seed) if kind is Kind.MEMORY or problem.is_cached)
 
 
-def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: cost.Table, kind: Kind) -> Iterator[Timed]:
-    """Time drawn problems, each with a sample of the table's possible tiles.
-
-    Kernels are compiled first, in `jobs` processes. Timing then runs for `seconds`, and for at least LEAST_PROBLEMS
-    problems. Operands start in device memory for Kind.MEMORY, and in the L2 cache for CACHE and SHORT. For POINTERS
-    they start in the cache if they fit.
-    """
-    device, draw, work = devices.current_device(), random.Random(seed), []
-    descriptors = kind is not Kind.POINTERS
+def sampled(kind: Kind, dtype: torch.dtype, table: cost.Table, count: int, seed: int) -> list[Sample]:
+    """Return `count` drawn problems of a kind, each with a sample of the table's possible tiles."""
+    device, draw, found = devices.current_device(), random.Random(seed), []
+    descriptors = has_descriptors(kind)
     specialized = descriptors and devices.has_wgmma(device)
-    for problem, _ in zip(problems_of(kind, dtype, seed), range(max(LEAST_PROBLEMS, int(4 * seconds))), strict=False):
+    for problem in itertools.islice(problems_of(kind, dtype, seed), count):
         tiles = table.candidates[select.possible(problem, device, table, specialized, descriptors)]
         possible = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
-        work.append((problem, draw.sample(possible, min(CANDIDATES, len(possible)))))
-    fitted = [(problem, _run_as(config, problem, device)) for problem, configs in work for config in configs]
-    kernels = {_kernel(problem, config): (problem, config) for problem, config in fitted}
-    tuner.compile_all(list(kernels.values()), jobs)
-    end = time.monotonic() + seconds
-    for number, (problem, configs) in enumerate(work):
-        if number >= LEAST_PROBLEMS and time.monotonic() > end:
-            return
-        a, b, out = tuner.operands(problem, devices.current.type)
-        cached = problem.is_cached if kind is Kind.POINTERS else kind is not Kind.MEMORY
-        times = []
-        for config in configs:
-            call = functools.partial(product, a, b, out, config=_run_as(config, problem, device))
-            times.append((config, _time(call, cached)))
-        yield Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out), cached), tuple(times))
+        found.append(Sample(problem, draw.sample(possible, min(CANDIDATES, len(possible)))))
+    return found
 
 
-def _run_as(config: Config, problem: Problem, device: torch.device) -> Config:
+def has_descriptors(kind: Kind) -> bool:
+    """Return whether TMA loads the operands of problems of a kind on this device."""
+    return kind is not Kind.POINTERS and devices.has_tma(devices.current_device())
+
+
+def time_sample(sample: Sample, kind: Kind) -> Timed:
+    """Time a problem with each of its tiles, and ATen.
+
+    Operands start in device memory for Kind.MEMORY, and in the L2 cache for CACHE and SHORT. For POINTERS they start in
+    the cache if they fit.
+    """
+    problem, device = sample.problem, devices.current_device()
+    a, b, out = tuner.operands(problem, devices.current.type)
+    cached = problem.is_cached if kind is Kind.POINTERS else kind is not Kind.MEMORY
+    times = []
+    for config in sample.configs:
+        call = functools.partial(product, a, b, out, config=run_as(config, problem, device))
+        times.append((config, _time(call, cached)))
+    return Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out), cached), tuple(times))
+
+
+def run_as(config: Config, problem: Problem, device: torch.device) -> Config:
+    """Return the tile as a call of the problem has it: without idle warps, and with stages that fit."""
     return select.fitting(select.grouped(select.without_idle(config, config, problem), problem), problem, device)
 
 
-def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
+def kernel_of(problem: Problem, config: Config) -> tuple[object, ...]:
     """Return a key that is equal for problems served by the same compiled kernel."""
     common = config._replace(splits=min(2, config.splits)), problem.a_inner, problem.b_inner
     divisors = math.gcd(16, problem.N), math.gcd(16, problem.K)
@@ -141,12 +153,16 @@ def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
 def _time(call: timing.Call, cached: bool) -> float:
     # A library's first call creates handles, which is not allowed during graph capture.
     call()
+    if not devices.current.captures:
+        return timing.device_samples(call)[0]
     samples = timing.graph_samples(call, _CALLS) if cached else timing.device_samples(timing.captured(call, 1), _CALLS)
     return statistics.median(samples)
 
 
-def fit(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> cost.Table:
+def fit(timed: Sequence[Timed], table: cost.Table, multiprocessors: int, seconds: float | None = None) -> cost.Table:
     """Return the table with costs fitted to the measured times, by least error of their logarithms.
+
+    With `seconds` the descent ends by then, however many steps it has made.
 
     The model has to rank a problem's best tiles. A time is weighted by (best time / time)**3.
     """
@@ -177,11 +193,13 @@ def fit(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> cost
         return cost.microseconds(work, block[tile_of] + added, tile[tile_of], cost.Costs(*costs), waited).log()
 
     start = table.block, table.tile, table.costs
-    block, tile, costs = _descend(estimate, start, logarithms, STEPS, torch.tensor(ratios) ** 3)
+    block, tile, costs = _descend(estimate, start, logarithms, STEPS, torch.tensor(ratios) ** 3, seconds)
     return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=cost.Costs(*costs.tolist()))
 
 
-def fit_aten(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> cost.Table:
+def fit_aten(
+    timed: Sequence[Timed], table: cost.Table, multiprocessors: int, seconds: float | None = None
+) -> cost.Table:
     """Return the table with a cost model of ATen's products in its field `aten`.
 
     cuBLAS is modelled as choosing the fastest of the tiles `_ATEN`. A block's cost is the larger of a term in its area
@@ -212,7 +230,7 @@ def fit_aten(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) ->
 
     start = [0.3, 0.2, 0.8, 0.5], table.costs
     logarithms = torch.tensor([aten for _, aten, _ in timed], dtype=torch.float64).log()
-    weights, costs = _descend(estimate, start, logarithms, STEPS // 5)
+    weights, costs = _descend(estimate, start, logarithms, STEPS // 5, seconds=seconds)
     block, tile = tile_costs(weights)
     aten = dataclasses.replace(configs, block=block.numpy(), tile=tile.numpy(), costs=cost.Costs(*costs.tolist()))
     return dataclasses.replace(table, aten=aten)
@@ -224,18 +242,26 @@ def _descend(
     logarithms: torch.Tensor,
     steps: int,
     weights: torch.Tensor | float = 1.0,
+    seconds: float | None = None,
 ) -> list[torch.Tensor]:
-    """Fit positive parameters by Adam, from the arrays `start`, so that estimates approach measured logarithms."""
+    """Fit positive parameters by Adam, from the arrays `start`, so that estimates approach measured logarithms.
+
+    The learning rate falls along a cosine over the steps, or over `seconds` where these end first.
+    """
     parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))).requires_grad_() for each in start]
-    optimizer = torch.optim.Adam(parameters, _RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in range(steps):
+    optimizer, begin = torch.optim.Adam(parameters, _RATE), time.monotonic()
+    for step in range(steps):
+        done = step / steps
+        if seconds is not None:
+            done = max(done, (time.monotonic() - begin) / max(seconds, 1e-3))
+        if done >= 1:
+            break
+        optimizer.param_groups[0]["lr"] = _RATE / 2 * (1 + math.cos(math.pi * done))
         optimizer.zero_grad()
         estimated = estimate(*[parameter.exp() for parameter in parameters])
         losses = torch.nn.functional.smooth_l1_loss(estimated, logarithms, beta=0.08, reduction="none")
         (weights * losses).mean().backward()
         optimizer.step()
-        schedule.step()
     return [parameter.detach().exp() for parameter in parameters]
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
+import signal
 import statistics
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
@@ -110,20 +114,47 @@ def _compile(problem: Problem, config: Config, target: GPUTarget) -> None:
         product(*operands(problem, "cpu", empty=True), config=config)
 
 
-def compile_all(work: Sequence[tuple[Problem, Config]], jobs: int, target: GPUTarget | None = None) -> list[Any]:
+def compile_all(
+    work: Sequence[tuple[Problem, Config]],
+    jobs: int,
+    target: GPUTarget | None = None,
+    seconds: float | None = None,
+    tell: Callable[[int], object] = lambda done: None,
+) -> list[Any]:
     """Compile candidates in `jobs` processes without a GPU, by default for the current device.
 
-    Returns an item for each candidate: its exception, or None.
+    Returns an item for each candidate: its exception, or None. After `seconds` no further candidate is begun, and those
+    left have a TimeoutError. `tell` is called with the number of candidates that are done.
     """
     target, hidden = target or driver.active.get_current_target(), {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     before = {name: os.environ.get(name) for name in hidden}
     os.environ.update(hidden)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
     try:
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            return [done.exception() for done in [pool.submit(_compile, *item, target) for item in work]]
+        with _ignored_interrupts():
+            submitted = [pool.submit(_compile, *item, target) for item in work]
+        with contextlib.suppress(futures.TimeoutError):
+            for done, _ in enumerate(futures.as_completed(submitted, seconds), 1):
+                tell(done)
     finally:
+        # Candidates that are being compiled end by themselves.
+        pool.shutdown(wait=True, cancel_futures=True)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return [TimeoutError() if each.cancelled() else each.exception() for each in submitted]
+
+
+@contextlib.contextmanager
+def _ignored_interrupts() -> Iterator[None]:
+    """Have processes that start within the context leave Ctrl-C, which a terminal sends to all, to this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:

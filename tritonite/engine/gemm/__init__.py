@@ -7,8 +7,9 @@
 - operands: orientation, alignment, padded copies, TMA descriptors
 - select: the tile: stored, the cheapest possible candidate, or by rule
 - cost, cost_pointers: the estimated time of a tile
+- fitted: the tables of a device, by model, from this machine or from a file; estimated: tables from data sheets
 - table: `Config`, a tile; tiles for devices without fitted costs; `GemmLimits`. models/: fitted tables, as JSON
-- store: tiles that `tritonite tune` measured on this machine
+- store: tiles that `tritonite tune --products` measured on this machine
 - launch: a launch for each kernel
 - kernels/: by how operands are loaded and sums added: pointers, symmetric, persistent, hopper (fp16, bf16, float8),
   hopper_fp32 (float32 as bf16x6); copies and results, the kernels before and after; arguments, meta and epilogue,

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tritonite.engine.gemm.table import LEAST_DOT, Config, FixedCosts
-from tritonite.runtime import cache
 
 FOLDER = Path(__file__).parent / "models"
 # Bytes of a line of the L2 cache, and of the sectors that it reads.
@@ -195,8 +194,14 @@ def without_wgmma(table: Table) -> Table:
 
 
 def load(path: Path) -> dict[int, Table]:
-    """Read the tables of a file, by the bytes of an element."""
-    return {int(size): _table(kept) for size, kept in json.loads(path.read_text()).items()}
+    """Read the tables of the package's own files, or of `tritonite tune`'s, by the bytes of an element."""
+    kept = json.loads(path.read_text())
+    return tables_of(kept.get("products", kept))
+
+
+def tables_of(kept: Mapping[str, Any]) -> dict[int, Table]:
+    """Return tables by the bytes of an element from what `text` wrote as JSON."""
+    return {int(size): _table(each) for size, each in kept.items()}
 
 
 def _table(kept: Mapping[str, Any]) -> Table:
@@ -214,43 +219,16 @@ def _config(kept: Mapping[str, Any]) -> Config:
     return Config(**{"hopper_fp32" if name == "in_parts" else name: value for name, value in kept.items()})
 
 
-def own(name: str) -> Path:
-    """Return the path of this machine's own fit for a device of this name, which need not exist."""
-    return cache.folder() / f"{name.replace(' ', '_')}.json"
-
-
-@functools.lru_cache(maxsize=8)
-def tables(name: str, architecture: str) -> dict[int, Table]:
-    """Return the tables, by the bytes of an element, for a device or else for its architecture, such as sm_90.
-
-    Tables fitted on this machine precede the shipped ones.
-    """
-    return _fitted_here(name) or _shipped(name, architecture)
-
-
-def _fitted_here(name: str) -> dict[int, Table]:
-    where = ""
-    try:
-        where = f" in {own(name)}"
-        return load(own(name)) if own(name).exists() else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        cache.warn_once(f"the model of this device{where} cannot be read, and is left out: {error!r}")
-        return {}
-
-
-def _shipped(name: str, architecture: str) -> dict[int, Table]:
-    for path in (FOLDER / f"{name.replace(' ', '_')}.json", FOLDER / f"{architecture}.json"):
-        if path.exists():
-            return load(path)
-    return {}
-
-
 def save(path: Path, found: Mapping[int, Table]) -> None:
-    """Write tables to a file that `load` reads, one line a tile."""
-    text = ",\n".join([f'"{size}": {_text(table)}' for size, table in found.items()])
+    """Write tables to a file that `load` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{{\n{text}\n}}\n")
-    tables.cache_clear()
+    path.write_text(f"{text(found)}\n")
+
+
+def text(found: Mapping[int, Table]) -> str:
+    """Return tables as JSON, one line a tile."""
+    each = ",\n".join([f'"{size}": {_text(table)}' for size, table in found.items()])
+    return f"{{\n{each}\n}}"
 
 
 def _text(table: Table) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tritonite import devices
-from tritonite.engine.gemm import cost, cost_pointers, store
+from tritonite.engine.gemm import cost, cost_pointers, fitted, store
 from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.gemm.table import (
     BLOCKWISE,
@@ -49,6 +49,7 @@ def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_spe
     """Return the tile for a problem by the device's fitted costs, or by rule if it has none."""
     if limits().outer_k >= problem.K and not problem.blockwise:
         return _of_outer_products(problem, device)
+    descriptors &= devices.has_tma(device)
     table = table_for(problem, device, descriptors)
     if table is None:
         found = rule(problem, device, descriptors, warp_specialized)
@@ -109,7 +110,7 @@ def _shared_memory(programs: Any, device: torch.device) -> Any:
 
 
 def _tables(device: torch.device) -> dict[int, cost.Table]:
-    return cost.tables(devices.name_of(device), devices.architecture(device))
+    return fitted.tables(devices.name_of(device), devices.architecture(device))
 
 
 def table_for(problem: Problem, device: torch.device, descriptors: bool) -> cost.Table | None:

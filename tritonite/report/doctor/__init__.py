@@ -2,7 +2,7 @@
 
 - finding: a finding, and its levels
 - machine: the device, its driver, versions, compilers
-- files: cache folders and the native dispatcher
+- files: cache folders, fitted tables and the native dispatcher
 - clashes: kernels of other libraries for the same operators
 - variables: environment variables
 """
@@ -22,6 +22,7 @@ CHECKS: dict[str, Check] = {
     "versions": machine.versions,
     "compilers": machine.compilers,
     "caches": files.caches,
+    "tables": files.tables,
     "dispatcher": files.dispatcher,
     "clashes": clashes.clashes,
     "environment": variables.environment,

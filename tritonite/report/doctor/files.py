@@ -1,4 +1,4 @@
-"""Checks of cache folders, and of the native dispatcher."""
+"""Checks of cache folders, of fitted tables, and of the native dispatcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from triton import knobs
 
 from tritonite import devices
-from tritonite.errors import InvalidSetting
+from tritonite.engine.gemm import fitted
+from tritonite.errors import InvalidSetting, TritoniteError
 from tritonite.report.doctor.finding import Finding
 from tritonite.runtime import cache, native
 
@@ -95,6 +96,23 @@ def _bytes(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def tables() -> Iterator[Finding]:
+    """Check that files of fitted tables can be used, and say where the tables of the device come from."""
+    device = devices.current_device()
+    name, architecture = devices.name_of(device), devices.architecture(device)
+    named = os.environ.get(fitted.VARIABLE)
+    try:
+        for path in [*([Path(named)] if named else []), *([fitted.own(name)] if fitted.own(name).exists() else [])]:
+            fitted.load(path, name)
+    except (TritoniteError, OSError) as error:
+        yield Finding("tables", "warning", str(error), f"run `tritonite tune`, or unset {fitted.VARIABLE}")
+        return
+    origin = fitted.fitted(name, architecture).origin
+    unmeasured = "unmeasured" in origin
+    advice = "run `tritonite tune`, which measures this GPU in five minutes" if unmeasured else ""
+    yield Finding("tables", "note" if unmeasured else "ok", f"tables of products: {origin}", advice)
+
+
 def dispatcher() -> Iterator[Finding]:
     """Check that the native dispatcher is wanted, built, and can be loaded."""
     try:
@@ -111,7 +129,7 @@ def dispatcher() -> Iterator[Finding]:
         # The interpreter's own time hides the calls', so that nothing is lost.
         why = "in the interpreter" if devices.current.interpreted else f"there is no native dispatcher for {kind}"
         yield Finding("dispatcher", "ok", f"{slower}: {why}")
-    elif not native.library().exists():
+    elif not native.is_built():
         advice = "run `tritonite build` beforehand, so that the first call need not wait half a minute"
         yield Finding("dispatcher", "note", f"{native.library()} is built at first use", advice)
     else:
@@ -124,7 +142,7 @@ def _loaded() -> Finding:
         warnings.simplefilter("always")
         module = native.module()
     if module is not None:
-        return Finding("dispatcher", "ok", f"native: {native.library()}")
+        return Finding("dispatcher", "ok", f"native: {native.path()}")
     why = (
         str(caught[0].message) if caught else "calls take the slower Python path: an earlier attempt to load it failed"
     )

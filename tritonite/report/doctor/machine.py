@@ -186,7 +186,7 @@ def _cxx() -> Iterator[Finding]:
         return
     if not wanted:
         return
-    level = "warning" if not native.library().exists() else "note"
+    level = "warning" if not native.is_built() else "note"
     cxx = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if cxx is None or shutil.which(cxx.split()[0]) is None:
         message = f"no C++ compiler{f' at CXX={cxx}' if cxx else ''}: the native dispatcher cannot be built"

@@ -9,6 +9,7 @@
 - graph.h: a graph's plan as C++ data, and its execution
 - audit.h: samples of calls for `tritonite.audit`
 - driver.h: the CUDA driver, loaded at run time
+- prebuilt.py: a wheel of the compiled dispatcher, and the installed one
 - dispatcher.cpp: the boxed kernel of every overridden operator, and the functions that Python calls
 
 It is loaded when an operator is first overridden.
@@ -31,13 +32,14 @@ import sysconfig
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import IO
+from typing import IO, Any
 
 import torch
 
 from tritonite import devices
 from tritonite.errors import BuildFailed, InvalidSetting
 from tritonite.runtime import cache, progress
+from tritonite.runtime.native import prebuilt
 
 _NAME = "tritonite_dispatcher"
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
@@ -65,16 +67,37 @@ def flags() -> tuple[str, ...]:
     return tuple(os.environ.get("TRITONITE_NATIVE_FLAGS", "").split())
 
 
+def _sources() -> bytes:
+    return b"".join([file.read_bytes() for file in (_SOURCE, *_HEADERS)])
+
+
+def _facts() -> dict[str, Any]:
+    """Return what a library depends on, as a prebuilt one names it."""
+    return prebuilt.facts(hashlib.sha256(_sources()).hexdigest()[:16], flags())
+
+
 def library() -> Path:
-    """Return the path of the built library, which may not exist yet."""
-    digest = hashlib.sha256(b"".join([file.read_bytes() for file in (_SOURCE, *_HEADERS)]))
+    """Return the path of the library that this machine builds, which may not exist yet."""
+    digest = hashlib.sha256(_sources())
     digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
     folder = Path(os.environ.get("TRITONITE_CACHE") or cache.folder())
     return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
 
 
+def path() -> Path:
+    """Return the path of the prebuilt library if it fits, or else of the one built here, which may not exist yet."""
+    return prebuilt.find(_facts())[0] or library()
+
+
+def is_built() -> bool:
+    """Return whether a library is there that needs no build."""
+    return path().exists()
+
+
 def state() -> str:
     """Return whether the dispatcher is built, for a table of facts."""
+    if prebuilt.find(_facts())[0]:
+        return "native dispatcher, prebuilt"
     try:
         return "native dispatcher" if library().exists() else "native dispatcher, to be built at first use"
     except OSError as error:
@@ -82,6 +105,28 @@ def state() -> str:
 
 
 def build() -> Path:
+    """Return the path of the prebuilt library if it fits, or else of one that is built here. Raises BuildFailed.
+
+    Warns once if a prebuilt library is installed that does not fit.
+    """
+    found, reason = prebuilt.find(_facts())
+    if found is not None:
+        return found
+    if reason:
+        _warn_of_prebuilt(reason)
+    return build_here()
+
+
+def _warn_of_prebuilt(reason: str) -> None:
+    cache.warn_once(f"the prebuilt dispatcher is not used, and one is built here: {reason}")
+
+
+def write_wheel(version: str, folder: Path) -> Path:
+    """Write a wheel of the dispatcher for this torch into a folder. Raises BuildFailed or UnusableFile."""
+    return prebuilt.write_wheel(build_here(), _facts(), version, folder)
+
+
+def build_here() -> Path:
     """Build the dispatcher if necessary and return the library's path. Raises BuildFailed."""
     try:
         return _build(library())
@@ -166,13 +211,25 @@ def module() -> ModuleType | None:
             warnings.warn(f"calls take the slower Python path: no native driver for {kind}", stacklevel=2)
         return None
     try:
-        path = str(build())
-        loader = importlib.machinery.ExtensionFileLoader(_NAME, path)
-        spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
-        assert spec is not None
-        loaded = importlib.util.module_from_spec(spec)
-        loader.exec_module(loaded)
+        found = build()
+        try:
+            return _load(found)
+        except (ImportError, OSError) as error:
+            # A machine may have an older C++ library than the one that a prebuilt library comes from.
+            if found == library():
+                raise
+            _warn_of_prebuilt(str(error))
+            return _load(build_here())
     except (BuildFailed, ImportError, OSError) as error:
         warnings.warn(f"calls take the slower Python path: {error}", stacklevel=2)
         return None
+
+
+def _load(file: Path) -> ModuleType:
+    """Load the dispatcher from a library. Raises ImportError or OSError."""
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, str(file))
+    spec = importlib.util.spec_from_file_location(_NAME, file, loader=loader)
+    assert spec is not None
+    loaded = importlib.util.module_from_spec(spec)
+    loader.exec_module(loaded)
     return loaded

@@ -25,6 +25,8 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
+# Targets of the tables that data sheets give, for which products alone are compiled.
+ALL_TARGETS = TARGETS | {"sm_89": GPUTarget("cuda", 89, 32), "sm_120": GPUTarget("cuda", 120, 32)}
 # Targets by kind of device. The first two of NVIDIA's have TMA.
 KINDS = {"nvidia": ("sm_90", "sm_100", "sm_80"), "amd": ("gfx942", "gfx1100")}
 

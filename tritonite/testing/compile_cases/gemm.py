@@ -9,7 +9,8 @@ from unittest import mock
 
 import torch
 
-from tritonite.engine.gemm import cost, cost_pointers
+from tritonite.devices import models
+from tritonite.engine.gemm import cost, cost_pointers, fitted
 from tritonite.engine.gemm import select as gemm_select
 from tritonite.engine.gemm import table as tables
 from tritonite.engine.gemm.kernels.persistent import multiply_persistent
@@ -55,10 +56,30 @@ def tiles_of_tables(full: bool) -> Iterator[Case]:
                 yield Case(label, found[0], chosen if every else chosen[:1])
 
 
+@compile_cases("estimated")
+def tiles_of_estimated_tables(full: bool) -> Iterator[Case]:
+    """16-bit and float32 products by the tiles of devices whose tables are estimated from data sheets."""
+    found = {(model.architecture, size, config): None for model, size, config in _estimated()}
+    for i, (architecture, size, config) in enumerate(found):
+        if full or i % 12 == 0:
+            dtype = _DTYPE_OF_SIZE[size]
+            a, b = torch.empty(2, 2 * config.BLOCK_M, 512, dtype=dtype), torch.empty(2, 512, 512, dtype=dtype)
+            launched = _launches(a, b.mT, a.new_empty(a.shape), config=config)
+            yield Case(f"{config} {dtype} of {architecture}", launched[0], (architecture,))
+
+
+def _estimated() -> Iterator[tuple[models.Model, int, tables.Config]]:
+    for model in models.MODELS:
+        if models.measured(model).architecture != model.architecture:
+            for size, table in fitted.shipped(model.name, model.architecture).tables.items():
+                for each in filter(None, (table, table.cached, table.short, table.pointers)):
+                    yield from [(model, size, config) for config in each.configs]
+
+
 @compile_cases("tiles")
 def pingpong_tiles(full: bool) -> Iterator[Case]:
     """16-bit products whose consumer warp groups take turns, in both orders of either operand."""
-    pingpong = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[2].configs if tile.pingpong]
+    pingpong = [tile for tile in cost.load(cost.FOLDER / "NVIDIA_H200.json")[2].configs if tile.pingpong]
     for config, (a_columns, b_columns) in itertools.product(pingpong, itertools.product((False, True), repeat=2)):
         if (a_columns or config.transposed) and not full:
             continue
@@ -71,7 +92,7 @@ def pingpong_tiles(full: bool) -> Iterator[Case]:
 @compile_cases("tiles")
 def tiles_of_short_k(full: bool) -> Iterator[Case]:
     """16-bit products of a K of few blocks."""
-    short = cost.load(cost.FOLDER / "sm_90.json")[2].short
+    short = cost.load(cost.FOLDER / "NVIDIA_H200.json")[2].short
     configs = [tile for tile in short.configs if not tile.descriptors] if short else []
     for config, b_inner in itertools.product(configs, (False, True)[not full :]):
         a, b = (torch.empty(8, 152, 72, dtype=torch.float16) for _ in range(2))
@@ -84,7 +105,7 @@ def tiles_of_short_k(full: bool) -> Iterator[Case]:
 def bf16x6_tiles(full: bool) -> Iterator[Case]:
     """float32 products of bfloat16 terms: aligned and misaligned rows, both orders of either operand, split K."""
     layouts = list(itertools.product((128, 129), (False, True), (False, True), (1, 2)))
-    configs = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if tile.hopper_fp32]
+    configs = [tile for tile in cost.load(cost.FOLDER / "NVIDIA_H200.json")[4].configs if tile.hopper_fp32]
     for i, config in enumerate(configs):
         for size, a_columns, b_columns, splits in layouts if full else (layouts[i % 8], layouts[15 - i % 8]):
             a, b = torch.empty(1, size, size), torch.empty(1, size, size)
@@ -140,7 +161,7 @@ def copied_operands(full: bool) -> Iterator[Case]:
 @compile_cases("added")
 def addends(full: bool) -> Iterator[Case]:
     """Products plus a matrix, by tiles that TMA copies, as calls fit them to shared memory."""
-    swept = [config._replace(GROUP_M=1) for config in cost.load(cost.FOLDER / "sm_90.json")[2].configs]
+    swept = [config._replace(GROUP_M=1) for config in cost.load(cost.FOLDER / "NVIDIA_H200.json")[2].configs]
     configs = [config for size, config in tables.every("nvidia") if size == 2 and not config.warp_specialize]
     configs += dict.fromkeys(config for config in swept if config.warp_specialize)
     for i, config in enumerate([config for config in configs if config.descriptors]):
