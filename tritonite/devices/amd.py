@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tritonite.devices.cuda import CudaRuntime
-from tritonite.devices.record import Device
+from tritonite.devices.record import Device, NativeDriver
 
 RECORD = Device(
     kind="amd",
@@ -20,6 +20,8 @@ RECORD = Device(
     programs=1216,
     runtime=CudaRuntime(),
     target="hip",
+    # Has never run on a GPU.
+    native=NativeDriver(by_default=False, driver="hip"),
     pointer_ranges=True,
     captures=True,
     profiled=True,

@@ -8,7 +8,8 @@
 - replay.h: runs a plan
 - graph.h: a graph's plan as C++ data, and its execution
 - audit.h: samples of calls for `tritonite.audit`
-- driver.h: the CUDA driver, loaded at run time
+- driver.h: what a device gives the dispatcher; cuda.h, hip.h: what CUDA and HIP give; drivers.h: the one of each device
+- libraries.h: functions of libraries that are loaded at run time
 - dispatcher.cpp: the boxed kernel of every overridden operator, and the functions that Python calls
 
 It is loaded when an operator is first overridden.
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import sysconfig
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -67,10 +69,15 @@ def flags() -> tuple[str, ...]:
 
 def library() -> Path:
     """Return the path of the built library, which may not exist yet."""
-    digest = hashlib.sha256(b"".join([file.read_bytes() for file in (_SOURCE, *_HEADERS)]))
+    return _path(_NAME, (_SOURCE, *_HEADERS))
+
+
+def _path(name: str, sources: tuple[Path, ...]) -> Path:
+    """Return the path of the library built of `sources`, which differs for every content, torch, Python and flags."""
+    digest = hashlib.sha256(b"".join([file.read_bytes() for file in sources]))
     digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
     folder = Path(os.environ.get("TRITONITE_CACHE") or cache.folder())
-    return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
+    return folder / f"{name}-{digest.hexdigest()[:16]}.so"
 
 
 def state() -> str:
@@ -84,12 +91,28 @@ def state() -> str:
 def build() -> Path:
     """Build the dispatcher if necessary and return the library's path. Raises BuildFailed."""
     try:
-        return _build(library())
+        return _build(library(), _command)
     except OSError as error:
         raise BuildFailed(reason=str(error)) from error
 
 
-def _build(target: Path) -> Path:
+def driver() -> str:
+    """Return the default device's driver, as `use_driver` of the dispatcher takes it. Builds a plug-in's source.
+
+    Raises BuildFailed.
+    """
+    native = devices.default.native
+    path = Path(native.driver if native is not None else "")
+    if path.suffix not in (".cpp", ".cc", ".cxx"):
+        return str(path) if path.name else ""
+    try:
+        return str(_build(_path(path.stem, (path, *_HEADERS)), functools.partial(_driver_command, path)))
+    except OSError as error:
+        raise BuildFailed(reason=str(error)) from error
+
+
+def _build(target: Path, command: Callable[[str, Path], list[str]]) -> Path:
+    """Build the library `target` unless it exists, by the command for a compiler and an output."""
     if target.exists():
         return target
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -103,7 +126,7 @@ def _build(target: Path) -> Path:
         progress.tell("building", "building the native dispatcher, once for this torch (half a minute)")
         unfinished = target.with_suffix(f".{os.getpid()}")
         done = subprocess.run(
-            _command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+            command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
         if done.returncode:
             raise BuildFailed(reason=_failure(compiler, done, target.with_suffix(".log")))
@@ -157,6 +180,12 @@ def _command(compiler: str, target: Path) -> list[str]:
     ]
 
 
+def _driver_command(source: Path, compiler: str, target: Path) -> list[str]:
+    """Return the command that compiles a plug-in's driver, which includes driver.h and its vendor's headers alone."""
+    options = ("-std=c++17", "-O2", "-fPIC", "-shared", *flags(), f"-I{_SOURCE.parent}")
+    return [*compiler.split(), *options, str(source), "-o", str(target), "-ldl"]
+
+
 @functools.lru_cache(maxsize=1)
 def module() -> ModuleType | None:
     """Return the dispatcher, built if necessary, or None if it is not wanted or (with a warning) cannot be built."""
@@ -172,7 +201,10 @@ def module() -> ModuleType | None:
         assert spec is not None
         loaded = importlib.util.module_from_spec(spec)
         loader.exec_module(loaded)
-    except (BuildFailed, ImportError, OSError) as error:
-        warnings.warn(f"calls take the slower Python path: {error}", stacklevel=2)
+        if own := driver():
+            loaded.use_driver(devices.default.type, own)
+    except (BuildFailed, ImportError, OSError, RuntimeError) as error:
+        (reason, *_) = str(error).splitlines() or [""]
+        warnings.warn(f"calls take the slower Python path: {reason}", stacklevel=2)
         return None
     return loaded
