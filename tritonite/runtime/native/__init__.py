@@ -91,7 +91,7 @@ def state() -> str:
 def build() -> Path:
     """Build the dispatcher if necessary and return the library's path. Raises BuildFailed."""
     try:
-        return _build(library(), _command)
+        return _build(library(), _command, "the native dispatcher, once for this torch (half a minute)")
     except OSError as error:
         raise BuildFailed(reason=str(error)) from error
 
@@ -106,13 +106,17 @@ def driver() -> str:
     if path.suffix not in (".cpp", ".cc", ".cxx"):
         return str(path) if path.name else ""
     try:
-        return str(_build(_path(path.stem, (path, *_HEADERS)), functools.partial(_driver_command, path)))
+        library_path, what = _path(path.stem, (path, *_HEADERS)), f"the native driver of {devices.default.kind}"
+        return str(_build(library_path, functools.partial(_driver_command, path), what))
     except OSError as error:
         raise BuildFailed(reason=str(error)) from error
 
 
-def _build(target: Path, command: Callable[[str, Path], list[str]]) -> Path:
-    """Build the library `target` unless it exists, by the command for a compiler and an output."""
+def _build(target: Path, command: Callable[[str, Path], list[str]], what: str) -> Path:
+    """Build the library `target` unless it exists, by the command for a compiler and an output.
+
+    `what` tells the user what is built.
+    """
     if target.exists():
         return target
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -123,7 +127,7 @@ def _build(target: Path, command: Callable[[str, Path], list[str]]) -> Path:
         _wait_for(lock, target.parent)
         if target.exists():
             return target
-        progress.tell("building", "building the native dispatcher, once for this torch (half a minute)")
+        progress.tell("building", f"building {what}")
         unfinished = target.with_suffix(f".{os.getpid()}")
         done = subprocess.run(
             command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL

@@ -29,8 +29,8 @@ const Driver* driver_of(c10::Device device) {
 const Driver* driver_in(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
   TORCH_CHECK(library, "tritonite: a device's driver cannot be loaded: ", dlerror());
-  const Driver* (*give)(const char**) = nullptr;
-  find(library, {"tritonite_driver"}, give);
+  const auto give = reinterpret_cast<const Driver* (*)(const char**)>(dlsym(library, "tritonite_driver"));
+  TORCH_CHECK(give, "tritonite: ", path, " exports no tritonite_driver");
   const char* error = nullptr;
   const Driver* driver = give(&error);
   TORCH_CHECK(driver, "tritonite: ", path, " gives no driver: ", error ? error : "it does not say why");
