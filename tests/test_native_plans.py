@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import tritonite  # noqa: F401 - before torch uses Triton
+
 import torch  # isort: skip
 from triton.backends.compiler import GPUTarget
 

@@ -69,7 +69,7 @@ class Device:
         native: the driver of the native dispatcher; None if calls go through Python.
         plugin: the package that gave the record; filled in when the plug-in is loaded.
         most_warps: warps of the largest program.
-        warp_size: threads of a warp.
+        warp_size: threads of a warp. `runtime.warp_size` may know better for one device.
         shared_memory: bytes of shared memory that a program may use; Triton keeps the rest.
         registers: 32-bit registers of a multiprocessor.
         tensor_cores: dtypes that tensor cores multiply; float32 as TF32.
