@@ -25,6 +25,11 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
+# Targets with the compiler of an older one: each has a sample of the kernels that are compiled for the older target.
+NEWER_TARGETS = {
+    "gfx950": ("gfx942", GPUTarget("hip", "gfx950", 64)),
+    "gfx1201": ("gfx1100", GPUTarget("hip", "gfx1201", 32)),
+}
 # Targets by kind of device. The first two of NVIDIA's have TMA.
 KINDS = {"nvidia": ("sm_90", "sm_100", "sm_80"), "amd": ("gfx942", "gfx1100")}
 
