@@ -17,7 +17,7 @@ LIBRARIES = {"libamdhip64.so": ("hip.cpp",), "libc10_hip.so": ("torch_hip.cpp", 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return what tests/drivers/replays.py prints: results of calls, calls of the stub, and errors, each by its name."""
+    """Return what replays.py prints: results of calls, calls of the stub, and errors, each by its name."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None or torch.version.hip:
         pytest.skip("needs a C++ compiler, and a machine without HIP")
