@@ -42,8 +42,11 @@ def options(
 
 @app.command()
 def build() -> None:
-    """Build the native dispatcher unless it is built already, and print its path."""
-    console.print(str(native.build()), highlight=False, soft_wrap=True)
+    """Build the native dispatcher and a plug-in's driver unless they are built already, and print their paths."""
+    paths = [str(native.build()), native.driver()]
+    for path in paths:
+        if os.sep in path:
+            console.print(path, highlight=False, soft_wrap=True)
 
 
 @app.command()
