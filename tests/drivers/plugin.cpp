@@ -29,6 +29,8 @@ extern "C" const Driver* tritonite_driver(const char** error) {
 #ifdef NOT_HERE
   *error = "no such device";
   return nullptr;
+#else
+  *error = nullptr;
 #endif
   static Driver table;
   table.load_module = [](void** module, const void*) { return *module = nullptr, 0; };

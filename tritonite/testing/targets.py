@@ -55,7 +55,7 @@ _TO_FLOAT8 = re.compile(r"\bcvt\.rn\.satfinite\.e[45]m[23]x2")
 _STACK_POINTER_STORED = re.compile(r"\bST[GS]\S* [^;]*, R1 ?;|\bPRMT \w+, R1\b[^,]*, 0x9910\b")
 # Values of compile-time arguments that are not flags.
 _STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
-# One kernel in as many is compiled for newer targets, too.
+# One of this many kernels is compiled for newer targets, too.
 _SAMPLED = 8
 # Ends the label of a kernel that a device without inline PTX gets.
 _WITHOUT_ASSEMBLY = "without assembly"
@@ -250,8 +250,8 @@ def failures(
     searches in shared memory.
 
     With `full` all variants are compiled for all targets, and with `quick` a sample for one (`_quick`). By default a
-    kernel is compiled for all targets where it is named or first met, and elsewhere for one target of each compiler;
-    of kernels without a name, NEWER_TARGETS have a sample.
+    kernel is compiled for all targets where it is named or first met, and elsewhere for one target of each compiler.
+    NEWER_TARGETS have a sample of the kernels that are not named.
     """
     for label, specialization, chosen, limits_shared_memory in (
         _quick(names, part) if quick else matrix(names, full, part)

@@ -15,7 +15,7 @@ struct HipFunctions {
   const char* (*error_string)(int) = nullptr;
 } hip;
 
-// HIP has no launches by a CUlaunchConfig before ROCm 7, and of its attributes the cooperative grid alone.
+// Launches by the functions that every ROCm has. They serve cooperative grids, and no other attribute of a launch.
 int launch_hip(const tritonite::LaunchConfig* config, void* function, void** parameters, void** extra) {
   constexpr int kNotSupported = 801;
   bool cooperative = false;

@@ -25,7 +25,8 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
-# Targets with the compiler of an older one: each has a sample of the kernels that are compiled for the older target.
+# (Older target, newer target of the same family) by name. A sample of the older target's kernels is compiled for the
+# newer one.
 NEWER_TARGETS = {
     "gfx950": ("gfx942", GPUTarget("hip", "gfx950", 64)),
     "gfx1201": ("gfx1100", GPUTarget("hip", "gfx1201", 32)),
