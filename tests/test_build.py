@@ -1,11 +1,13 @@
 """The build of the native dispatcher: torch's C++ standard, and compilers and folders that cannot be used."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from tritonite import devices
 from tritonite.errors import BuildFailed
 from tritonite.runtime import native
 
@@ -53,6 +55,22 @@ def test_a_failed_build_names_the_first_error_and_the_whole_output(own_folder, m
     assert "\n" not in str(failed.value) and "nor_such" not in str(failed.value)
     (log,) = (own_folder / "built").glob("*.log")
     assert str(log) in str(failed.value) and "nor_such" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason"), [("driver.cpp", "error: .*no_such"), ("absent.cpp", "No such file"), ("", ""), ("cuda", "")]
+)
+def test_a_plugins_driver_is_built_from_its_source(own_folder, monkeypatch, driver, reason):
+    (own_folder / "driver.cpp").write_text("int a = no_such;\n")
+    named = str(own_folder / driver) if reason else driver
+    record = dataclasses.replace(devices.default, native=devices.NativeDriver(True, named))
+    monkeypatch.setattr(devices, "default", record)
+    if not reason:
+        assert native.driver() == driver
+        return
+    with pytest.raises(BuildFailed, match=reason) as failed:
+        native.driver()
+    assert "\n" not in str(failed.value)
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/nonexistent", "x" * 300, "lock in the way"])

@@ -166,8 +166,32 @@ def test_the_dispatcher(kind, monkeypatch, tmp_path):
     # The warning comes once; the finding remains.
     assert only(files.dispatcher, "warning")
     native.module.cache_clear()
-    monkeypatch.setattr(native, "module", lambda: types.ModuleType("dispatcher"))
+    loaded = types.ModuleType("dispatcher")
+    monkeypatch.setattr(native, "module", lambda: loaded)
+    monkeypatch.setattr(files, "_trial", lambda dispatcher: "")
     assert "native" in only(files.dispatcher, "ok").message
+    monkeypatch.setattr(files, "_trial", lambda dispatcher: "launching a kernel failed: no image")
+    assert "no image" in only(files.dispatcher, "error").message
+    kind("amd", native=devices.NativeDriver(False, "hip"))
+    assert "TRITONITE_NATIVE=1" in only(files.dispatcher, "ok").message
+
+
+def test_a_trial_of_the_dispatcher_launches_a_kernel(monkeypatch):
+    given = []
+
+    def try_driver(*arguments):
+        given.append(arguments)
+        if len(given) > 1:
+            raise RuntimeError("launching a kernel failed: no image\nwith details")
+
+    metadata = types.SimpleNamespace(num_warps=4, name="_do_nothing", target=types.SimpleNamespace(warp_size=64))
+    kernel = types.SimpleNamespace(metadata=metadata, kernel=b"code")
+    monkeypatch.setattr(files, "ASTSource", lambda *given: None)
+    monkeypatch.setattr(files.compilation, "compile_kernel", lambda source: kernel)
+    monkeypatch.setattr(devices, "current_device", lambda: torch.device("cpu"))
+    dispatcher = types.SimpleNamespace(try_driver=try_driver)
+    assert files._trial(dispatcher) == "" and given == [("cpu", b"code", "_do_nothing", 256, 2)]
+    assert files._trial(dispatcher) == "launching a kernel failed: no image"
 
 
 def test_clashes_are_found():

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
@@ -55,7 +56,7 @@ def test_constants_have_their_parameters_types(device):
     recorder = Recorder([])
 
     class Compiled:
-        metadata = types.SimpleNamespace(num_warps=4, shared=0)
+        metadata = types.SimpleNamespace(num_warps=4, shared=0, target=GPUTarget("cuda", 90, 32))
         function = 1
 
     recorder.add(["fp64", "i32", "fp32", "i64", "i1"], [1, 7, 2, -1, True], (1, 1, 1), Compiled(), print)

@@ -49,9 +49,11 @@ def build(
         typer.Option(help="write a wheel of the built dispatcher into this folder, for machines without a compiler"),
     ] = None,
 ) -> None:
-    """Build the native dispatcher unless it is built already, and print its path."""
+    """Build the native dispatcher and a plug-in's driver unless they are built already, and print their paths."""
     path = native.build() if output is None else native.write_wheel(tritonite.__version__, output)
-    console.print(str(path), highlight=False, soft_wrap=True)
+    for each in (str(path), native.driver()):
+        if os.sep in each:
+            console.print(each, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -184,6 +184,17 @@ def multiprocessors(device: torch.device) -> int:
     return kind.runtime.multiprocessors(device, kind)
 
 
+def warp_size() -> int:
+    """Return the threads of a warp of this thread's device."""
+    kind = in_force()
+    return kind.runtime.warp_size(kind)
+
+
+def warps(threads: int) -> int:
+    """Return the number of warps, at least one, that have no more than this many threads."""
+    return max(1, threads // warp_size())
+
+
 def resident_threads(device: torch.device) -> int:
     """Return the number of threads resident at a time, which is the most that ATen's grid-stride kernels launch."""
     return of(device).runtime.resident_threads(device)

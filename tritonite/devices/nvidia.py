@@ -61,7 +61,7 @@ RECORD = Device(
     programs=1056,
     runtime=NvidiaRuntime(),
     target="cuda",
-    native=NativeDriver(by_default=True),
+    native=NativeDriver(by_default=True, driver="cuda"),
     tensor_cores=frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8)),
     tma=True,
     fp8=True,

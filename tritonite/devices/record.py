@@ -28,13 +28,17 @@ class Override(NamedTuple):
 
 
 class NativeDriver(NamedTuple):
-    """The use of the native dispatcher by a kind of device that runtime/native/driver.h can launch on.
+    """The driver by which the native dispatcher launches on a kind of device.
 
     Attributes:
         by_default: whether calls go through the dispatcher unless TRITONITE_NATIVE is 0. Otherwise they do if it is 1.
+        driver: "cuda" or "hip", the path of a shared library, or the path of a C++ source that is built at first use.
+            The library exports `tritonite_driver`, which runtime/native/driver.h describes. "" for interpreted devices
+            whose memory is the host's.
     """
 
     by_default: bool
+    driver: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Device:
         native: the driver of the native dispatcher; None if calls go through Python.
         plugin: the package that gave the record; filled in when the plug-in is loaded.
         most_warps: warps of the largest program.
-        warp_size: threads of a warp.
+        warp_size: threads of a warp. `runtime.warp_size` may know better for one device.
         shared_memory: bytes of shared memory that a program may use; Triton keeps the rest.
         registers: 32-bit registers of a multiprocessor.
         tensor_cores: dtypes that tensor cores multiply; float32 as TF32.

@@ -79,6 +79,10 @@ class Runtime:
         """Return the number of multiprocessors, between which programs are divided."""
         return max(1, kind.programs // 8)
 
+    def warp_size(self, kind: Device) -> int:
+        """Return the threads of a warp of this thread's current device."""
+        return kind.warp_size
+
     def resident_threads(self, device: torch.device) -> int:
         """Return the number of threads resident at a time, the most that ATen's grid-stride kernels launch."""
         return 2048

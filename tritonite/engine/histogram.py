@@ -344,7 +344,7 @@ def _add_counts(
             *(0 if weights is None else weights.stride(0), n, bins, -(-n // (programs * table.block))),
             COUNTING=counting,
             # No more threads than elements: threads with the same element would add it twice.
-            num_warps=min(16 if inside else 8, max(1, table.block // 32)),
+            num_warps=min(16 if inside else 8, devices.warps(table.block)),
         )
 
 

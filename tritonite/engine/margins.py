@@ -333,7 +333,7 @@ def _label_meta(x: torch.Tensor, checks_all: bool, index: tl.dtype) -> tuple[Mar
     """Return (facts, warps) of a program a row."""
     classes = min(power_of_2(x.shape[1]), max(1, devices.current.row_elements // 4))
     meta = MarginMeta(1, classes, False, False, checks_all, TRITON_DTYPES[opmath(x.dtype)], index)
-    return meta, min(4, -(-classes // 128))
+    return meta, min(4, devices.warps(classes // 4))
 
 
 def label_losses(

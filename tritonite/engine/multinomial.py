@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
@@ -24,9 +25,8 @@ from tritonite.runtime.libentry import libentry
 _ATEN_BLOCK = 128
 _ATEN_ROWS = 65535
 _ADVANCE = 4
-# Lanes that add up a row, equal to ATen's threads, and lanes of a warp.
+# Lanes that add up a row, equal to ATen's threads.
 _LANES = 1024
-_WARP = tl.constexpr(32)
 _BLOCK = 512
 _CHECKED = 2048
 
@@ -66,7 +66,7 @@ def _sum_by_halves(x):
 
 @libentry()
 @triton.jit(do_not_specialize=["n"])
-def _normalize(out, weights, row_step, step, n, BLOCK: tl.constexpr):
+def _normalize(out, weights, row_step, step, n, BLOCK: tl.constexpr, WARP: tl.constexpr):
     """Divide a row by its sum, in the order of ATen's additions.
 
     A lane adds every BLOCK-th weight, then each warp is summed by halves, and then the sums of the warps are.
@@ -77,8 +77,8 @@ def _normalize(out, weights, row_step, step, n, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), weights.dtype.element_ty)
     for begin in range(0, n, BLOCK):
         total += tl.load(row + (begin + lane) * step, mask=begin + lane < n, other=0)
-    warps = _sum_by_halves(tl.reshape(total, (BLOCK // _WARP, _WARP)))
-    total = tl.broadcast_to(_sum_by_halves(tl.reshape(warps, (1, BLOCK // _WARP))), (BLOCK,))
+    warps = _sum_by_halves(tl.reshape(total, (BLOCK // WARP, WARP)))
+    total = tl.broadcast_to(_sum_by_halves(tl.reshape(warps, (1, BLOCK // WARP))), (BLOCK,))
     for begin in range(0, n, BLOCK):
         column = begin + lane
         weight = tl.load(row + column * step, mask=column < n, other=0)
@@ -89,8 +89,9 @@ def normalized(weights: torch.Tensor) -> torch.Tensor:
     """Return rows of weights divided by their sums, contiguous."""
     rows, n = weights.shape
     result = empty((rows, n), weights.dtype, weights.device)
-    block = min(max(power_of_2(n), _WARP.value), _LANES)
-    _normalize[(rows,)](result, weights, *weights.stride(), n, BLOCK=block)
+    warp = devices.warp_size()
+    block = min(max(power_of_2(n), warp), _LANES)
+    _normalize[(rows,)](result, weights, *weights.stride(), n, BLOCK=block, WARP=warp)
     return result
 
 

@@ -198,7 +198,7 @@ def _blocks(space: RowSpace, inner: bool) -> RowBlocks:
     if inner:
         scanned = power_of_2(n_scanned) if n_scanned <= device.row_elements else tile
         kept = min(power_of_2(n_kept), max(1, tile // scanned))
-        warps = max(4, kept * scanned // 512)
+        warps = max(4, devices.warps(kept * scanned // 16))
     else:
         # One warp, whose threads have most of a column each, so that they exchange little. If columns are so few that
         # they are split, a thread has four (regressions: logcumsumexp_wide_columns).

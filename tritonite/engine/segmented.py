@@ -93,7 +93,7 @@ class Segments(NamedTuple):
             kernel[grid](
                 *(*tensors, self.bounds, number, self.size, self.inner, self.n),
                 META=meta,
-                num_warps=4 if device.interpreted else max(1, min(4, rows * columns // 256)),
+                num_warps=4 if device.interpreted else min(4, devices.warps(rows * columns // 8)),
                 **ASSERTING,
             )
 

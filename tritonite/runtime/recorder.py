@@ -410,8 +410,9 @@ def _launch_needs(compiled: Any) -> _LaunchNeeds:
     cooperative, programmatic = (
         bool(getattr(metadata, name, False)) for name in ("launch_cooperative_grid", "launch_pdl")
     )
+    threads = metadata.num_warps * metadata.target.warp_size
     return _LaunchNeeds(
-        (compiled.function, 32 * metadata.num_warps, metadata.shared, clusters, cooperative, programmatic),
+        (compiled.function, threads, metadata.shared, clusters, cooperative, programmatic),
         clusters,
         getattr(metadata, "global_scratch_size", 0),
         bool(getattr(metadata, "profile_scratch_size", 0)),

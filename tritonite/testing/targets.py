@@ -23,6 +23,7 @@ from unittest import mock
 
 import torch
 from triton.backends.amd.compiler import HIPOptions
+from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions
 from triton.compiler import CompiledKernel
 
@@ -39,6 +40,7 @@ from tritonite.testing.compile_cases.cases import (
     DESCRIPTOR_KERNELS,
     GROUPS,
     KINDS,
+    NEWER_TARGETS,
     TARGETS,
     Case,
     recorded_launches,
@@ -54,6 +56,8 @@ _TO_FLOAT8 = re.compile(r"\bcvt\.rn\.satfinite\.e[45]m[23]x2")
 _STACK_POINTER_STORED = re.compile(r"\bST[GS]\S* [^;]*, R1 ?;|\bPRMT \w+, R1\b[^,]*, 0x9910\b")
 # Values of compile-time arguments that are not flags.
 _STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
+# One of this many kernels is compiled for newer targets, too.
+_SAMPLED = 8
 # Ends the label of a kernel that a device without inline PTX gets.
 _WITHOUT_ASSEMBLY = "without assembly"
 
@@ -248,6 +252,7 @@ def failures(
 
     With `full` all variants are compiled for all targets, and with `quick` a sample for one (`_quick`). By default a
     kernel is compiled for all targets where it is named or first met, and elsewhere for one target of each compiler.
+    NEWER_TARGETS have a sample of the kernels that are not named.
     """
     for label, specialization, chosen, limits_shared_memory in (
         _quick(names, part) if quick else matrix(names, full, part)
@@ -255,20 +260,28 @@ def failures(
         # A device rejects unknown options; Triton's interpreter and compiler do not.
         if unknown := specialization.options.keys() - _OPTIONS:
             yield f"{label}: neither parameters nor options: {', '.join(sorted(unknown))}"
-        for name in chosen:
+        newer = {} if quick else _newer(label, chosen, full or bool(names))
+        for name, target in ({name: ALL_TARGETS[name] for name in chosen} | newer).items():
             try:
-                compiled = specialization.compile(ALL_TARGETS[name])
+                compiled = specialization.compile(target)
             except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what to report
                 yield f"{label} {name}: {error!r} {error.__cause__!r}"
                 continue
             if limits_shared_memory and compiled.metadata.shared > devices.current.shared_memory + 1024:
                 yield f"{label} {name}: {compiled.metadata.shared} bytes of shared memory"
-            if ALL_TARGETS[name].backend != "cuda":
+            if target.backend != "cuda":
                 continue
             if not _waits_as_launched(compiled):
                 yield f"{label} {name}: it may run before what it waits for has ended"
             if _stores_stack_pointer(compiled):
                 yield f"{label} {name}: the assembler stores the stack pointer in place of float8 numbers"
+
+
+def _newer(label: str, chosen: tuple[str, ...], every: bool) -> dict[str, GPUTarget]:
+    """Return the newer targets for which a kernel is compiled: those of chosen targets, for one kernel in eight."""
+    if not every and zlib.crc32(label.encode()) % _SAMPLED:
+        return {}
+    return {name: target for name, (older, target) in NEWER_TARGETS.items() if older in chosen}
 
 
 def _waits_as_launched(compiled: CompiledKernel) -> bool:

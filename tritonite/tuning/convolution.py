@@ -81,7 +81,7 @@ def candidates(dtype: torch.dtype) -> list[Tile]:
     tiles = [Tile(*shape, bf16x6=dtype is torch.float32) for shape in shapes]
 
     def resident(tile: Tile) -> int:
-        threads = 32 * tile.num_warps
+        threads = devices.warp_size() * tile.num_warps
         registers = threads * (136 if tile.bf16x6 else 64) + tile.block_m * tile.block_n
         room = devices.current.shared_memory // tile.shared(dtype.itemsize)
         return max(1, min(3, room, devices.current.registers // registers))

@@ -52,7 +52,7 @@ def candidates(problem: Problem) -> Iterator[Config]:
         blocks = itertools.product((4, 8, 16, 32, 64, 128), (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8))
         for columns, inner, warps in blocks:
             elements = rows * columns * inner
-            per_thread = elements // (32 * warps)
+            per_thread = elements // (devices.warp_size() * warps)
             if by_rows and 2048 <= elements <= 16_384 and columns * inner >= 1024 and 16 <= per_thread <= 64:
                 yield from _split(problem, Config(rows, columns, inner, warps))
             elif not by_rows and columns >= 16 and warps >= 4 and 4096 <= columns * inner * size <= 32_768:
@@ -62,7 +62,7 @@ def candidates(problem: Problem) -> Iterator[Config]:
     precisions = (False, True) if problem.dtype is torch.float32 else (False,)
     tiles = itertools.product(shapes, (128 // size, 256 // size, 512 // size), (4, 8), precisions)
     for (rows, columns), inner, warps, bf16x6 in tiles:
-        if not 32 <= rows * columns // (32 * warps) <= 128 or rows < 16 * warps:
+        if not 32 <= rows * columns // (devices.warp_size() * warps) <= 128 or rows < 16 * warps:
             continue
         for stages, descriptors in ((3, True), (4, True), (5, True), (3, False)):
             split_store = descriptors and rows * columns > 16_384

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tritonite import devices
 from tritonite.engine.ctc.kernels import Strides, gather_gradient, run_recursion
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.engine.lists.table import Table
@@ -46,7 +47,7 @@ def _recursion(
         REVERSED=losses is None,
         INDEX=offset_type(states, log_probs, targets),
         BLOCK=block,
-        num_warps=min(8, max(1, block // 64)),
+        num_warps=min(8, devices.warps(block // 2)),
         # The neighbours are loaded after a barrier, never ahead of a step.
         num_stages=1,
     )

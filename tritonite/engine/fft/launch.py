@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.fft import kernels, plan
 from tritonite.engine.fft.meta import FftMeta, Signal
@@ -137,7 +138,7 @@ def _launch(
         compute=TRITON_DTYPES[roots.dtype],
         index=offset_type(*[each.re for each in operands]),
     )
-    warps = max(1, min(_MOST_WARPS, batch * lanes // (32 * table.elements_per_thread)))
+    warps = min(_MOST_WARPS, devices.warps(batch * lanes // table.elements_per_thread))
     kernels.transform[(-(-transforms // batch),)](
         *(*out, *x, roots, tuple(sizes[:-1]), tuple(out_strides), tuple(in_strides), target, source),
         *(transforms, inner, whole // length, scale),

@@ -24,9 +24,12 @@ def loads(problem: Problem, tiles: Any, fixed: FixedCosts) -> Any:
         np.where(swapped, other, own)
         for own, other in ((problem.a_vector, problem.b_vector), (problem.b_vector, problem.a_vector))
     ]
+    lanes = devices.warp_size()
     # A warp's loads of either operand's block, in units of loads of one element a thread.
     a, b = [
-        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] / 32 * (fixed.wider_load / 2) ** np.log2(vector / size), 0)
+        np.where(
+            vector < 16, tiles[name] * tiles["BLOCK_K"] / lanes * (fixed.wider_load / 2) ** np.log2(vector / size), 0
+        )
         for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
     ]
     tensor_cores, hopper_fp32 = tiles["BLOCK_M"] >= FEW, tiles["hopper_fp32"] == 1
@@ -68,7 +71,7 @@ def can_prefetch(problem: Problem, tiles: Any, fixed: FixedCosts) -> Any:
     a, b = [
         tiles[name] * (vector < 4) for name, vector in (("BLOCK_M", problem.a_vector), ("BLOCK_N", problem.b_vector))
     ]
-    threads = 32 * tiles["num_warps"]
+    threads = devices.warp_size() * tiles["num_warps"]
     registers = np.minimum(256, devices.current.registers // (threads * tiles["programs"]))
     held = np.maximum(a, b) * tiles["BLOCK_K"] <= fixed.prefetch_registers * registers * threads
     return held | (tiles["BLOCK_M"] <= FEW) | (tiles["descriptors"] == 1)

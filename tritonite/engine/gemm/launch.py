@@ -243,7 +243,7 @@ def _launch_persistent(work: Work, config: Config, sizes: dict[str, int], tiles:
 
 def _launch_bf16x6(work: Work, config: Config, sizes: dict[str, int], tiles: int, splits: int) -> None:
     a, b, out, epilogue = work.a, work.b, work.out, work.epilogue
-    threads = 32 * config.num_warps * config.programs
+    threads = devices.warp_size() * config.num_warps * config.programs
     multiply_bf16x6[(tiles, splits)](
         *(a, b, out),
         strides=_strides(work),
@@ -267,8 +267,9 @@ def _launch_pointers(kernel: Any, work: Work, config: Config, sizes: dict[str, i
     # Addresses of elements loaded one at a time take registers, and without a limit fewer programs would be resident. A
     # thread also holds a sum for each element of b's block and each of few rows; where these need the registers there
     # is no limit.
-    limit = max(128, devices.current.registers // (32 * config.num_warps * config.programs))
-    sums = (config.BLOCK_M + 1) * config.BLOCK_K * config.BLOCK_N // (32 * config.num_warps)
+    threads = devices.warp_size() * config.num_warps
+    limit = max(128, devices.current.registers // (threads * config.programs))
+    sums = (config.BLOCK_M + 1) * config.BLOCK_K * config.BLOCK_N // threads
     fits = config.BLOCK_M >= FEW or (sums <= 3 * limit // 4 and problem.b_vector < 16)
     limited = limit < 256 and fits and devices.current.ptx
     a_padding, b_padding = [

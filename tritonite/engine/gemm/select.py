@@ -304,7 +304,8 @@ def _added(problem: Problem, tiles: Any, work: cost.Work, fixed: FixedCosts) -> 
     With split-K another launch applies the epilogue.
     """
     pingpong = tiles["pingpong"] == 1
-    elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * (1 + pingpong) / (32 * tiles["num_warps"])
+    threads = devices.warp_size() * tiles["num_warps"]
+    elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * (1 + pingpong) / threads
     has_room = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) < fixed.added_by_tma_below
     specialized = np.where(problem.added_by_tma & has_room, fixed.added_by_tma, fixed.added_specialized)
     each = np.where(tiles["warp_specialize"] == 1, specialized, fixed.added)

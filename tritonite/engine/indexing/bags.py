@@ -75,7 +75,7 @@ def _meta(mode: str, *tensors: torch.Tensor, **others: Any) -> _BagMeta:
 
 
 def _warps(meta: _BagMeta) -> int:
-    return 4 if devices.current.interpreted else max(1, meta.columns // 128)
+    return 4 if devices.current.interpreted else devices.warps(meta.columns // 4)
 
 
 @libentry()

@@ -387,7 +387,7 @@ def add_rows_at(
     slots_of_target = (tuple([i.size for i in indices[:0:-1]]), tuple([i.steps[0] for i in reversed(indices)]))
     space = (tuple(column_sizes[:-1]), tuple(map(tuple, columns)), slots_of_target, len(order), n_columns)
     grid = (chunks * -(-n_columns // width),)
-    warps = 4 if devices.current.interpreted else max(1, width // 128)
+    warps = 4 if devices.current.interpreted else devices.warps(width // 4)
     bagged = (numbers, bag_sizes if row_factors is None else row_factors, 0 if bags is None else len(values))
     _add_rows[grid](
         *(target, partial_sums, values, order, inner, tuple(rows[0]), *space, *bagged), META=meta, num_warps=warps

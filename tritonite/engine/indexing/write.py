@@ -35,6 +35,8 @@ from tritonite.runtime.symbols import Number, number_type
 
 # Dtypes whose atomic addition every device has.
 _ADDED_IN_MEMORY = (torch.float32, torch.float64, torch.int32, torch.int64)
+# Warps of a program.
+_WARPS = 4
 ADD, MULTIPLY, LARGEST, SMALLEST = "add", "multiply", "largest", "smallest"
 
 
@@ -289,7 +291,7 @@ def _launch(
         span(target.shape, target.stride()) if writing.paired else 0,
         META=meta,
         WRITING=writing,
-        num_warps=4,
+        num_warps=_WARPS,
         **ASSERTING,
     )
 
@@ -319,5 +321,5 @@ def _combining(
 
 
 def _filling(block: tuple[int, int]) -> tuple[int, int]:
-    """Return a block of at least 128 elements, one for each thread."""
-    return max(block[0], 128 // block[1]), block[1]
+    """Return a block of at least one element for each thread."""
+    return max(block[0], _WARPS * devices.warp_size() // block[1]), block[1]

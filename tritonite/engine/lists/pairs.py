@@ -26,8 +26,6 @@ _MOST_PAIRS = 64
 _MOST_DIMENSIONS = 4
 # The pairs that a program selects among, after a branch to their group.
 _GROUP = 8
-# The fewest columns of a tile, one per thread of a warp.
-_LEAST_COLUMNS = 32
 # Tiles that a program handles in sequence if accesses are scalar. In one tile of that size a thread would hold too many
 # addresses for several programs to fit a multiprocessor.
 _STEPS = 8
@@ -246,7 +244,7 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
 def _columns(lengths: Sequence[int], most: int) -> int:
     """Return the columns of a tile, halved while an eighth or more of the lanes are idle, but at least a warp's."""
     columns = min(most, power_of_2(max(lengths)))
-    while columns > _LEAST_COLUMNS and 8 * sum(-length % columns for length in lengths) >= sum(lengths):
+    while columns > devices.warp_size() and 8 * sum(-length % columns for length in lengths) >= sum(lengths):
         columns //= 2
     return columns
 

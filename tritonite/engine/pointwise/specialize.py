@@ -78,7 +78,7 @@ def specialize(
         scalar_loads = len(sizes) > 1 or any([own[0] > 1 for own in every])
         block = block_size(n, device.flat_bytes // max(types.itemsize, 4 if scalar_loads else 2))
         block = min(block, power_of_2(n)) if device.interpreted else block
-        vectorised = block > 32 * device.num_warps
+        vectorised = block > devices.warp_size() * device.num_warps
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 or not vectorised else 2
         blocks = (("MASK", mask), ("BLOCK", block))
         inverses = tuple([inverse(size) for size in sizes[:-1]]) if n < INT32_LIMIT else ()

@@ -20,9 +20,8 @@ from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import ROWS, Cooperative, Regime
 from tritonite.runtime.contract import fusion, settings
 
-# Threads of most programs, and of a warp.
+# Threads of most programs.
 _THREADS = 128
-_WARP = 32
 
 
 def with_aligned_loads(space: RowSpace, tensors: Sequence[torch.Tensor], staged: bool) -> RowSpace:
@@ -75,7 +74,7 @@ class RowBlocks(NamedTuple):
 
         In a column reduction one load of a thread, 16 bytes, has elements of several rows.
         """
-        full_width, threads = 16 // space.itemsize, _WARP * self.warps
+        full_width, threads = 16 // space.itemsize, devices.warp_size() * self.warps
         if not space.inner:
             return max(1, min(self.columns, self.rows * self.columns // (threads * full_width))), False
         consecutive = (
@@ -96,7 +95,8 @@ class RowBlocks(NamedTuple):
         length = space.n_reduced - 2 * space.aligned * space.misaligned
         held = single_block and self.splits == self.programs_per_row == 1 and 2 * length > self.columns
         # A thread with more elements has no registers for the next block.
-        prefetch = not space.inner and self.rows * self.columns <= 16 * 32 * self.warps
+        threads = devices.warp_size() * self.warps
+        prefetch = not space.inner and self.rows * self.columns <= 16 * threads
         # A few loads of 16 bytes in flight are enough, as long as other programs of the multiprocessor have some too.
         loads_first = space.vector_width * space.itemsize < 16 or self.programs <= devices.current.programs
         found = {
@@ -108,7 +108,7 @@ class RowBlocks(NamedTuple):
             "prefetch": prefetch,
         }
         # As `_row_per_thread` chooses blocks.
-        row_per_thread = not space.inner and self.rows >= _WARP * self.warps
+        row_per_thread = not space.inner and self.rows >= threads
         return found | {
             "programs_per_row": self.programs_per_row,
             "row_per_thread": row_per_thread,
@@ -142,7 +142,7 @@ def _elements_per_program(space: RowSpace, most: int) -> int:
     A thread has one vector, or two elements. More scalar loads in a thread would each belong to another row.
     """
     each = power_of_2(space.n_kept * space.n_reduced // devices.current.programs)
-    if space.vector_width == 1 and space.n_reduced <= _WARP:
+    if space.vector_width == 1 and space.n_reduced <= devices.warp_size():
         # At most four scalar loads a thread (regressions: log_softmax_scalar_loads).
         each = min(each, 4 * _THREADS)
     return min(most, max(_THREADS * max(2, space.vector_width), each))
@@ -156,12 +156,12 @@ def _row_per_warp(space: RowSpace) -> RowBlocks | None:
     would not, they have fewer rows. regressions: log_softmax_four_rows_per_warp, log_softmax_eight_rows_per_warp,
     log_softmax_several_warps
     """
-    columns, enough = power_of_2(space.n_reduced), devices.current.programs
-    if not _WARP * space.vector_width < columns <= 16 * _WARP:
+    columns, enough, lanes = power_of_2(space.n_reduced), devices.current.programs, devices.warp_size()
+    if not lanes * space.vector_width < columns <= 16 * lanes:
         return None
-    rows = max(min(4, 32 * _WARP // columns), 16 * _WARP // columns)
-    warps = 1 if space.n_kept > rows * enough else max(2, 8 * _WARP // columns)
-    while rows * columns > 4 * _WARP and rows > 1 and 3 * -(-space.n_kept // rows) < enough:
+    rows = max(min(4, 32 * lanes // columns), 16 * lanes // columns)
+    warps = 1 if space.n_kept > rows * enough else max(2, 8 * lanes // columns)
+    while rows * columns > 4 * lanes and rows > 1 and 3 * -(-space.n_kept // rows) < enough:
         rows, warps = rows // 2, max(1, warps // 2)
     return cut(space, min(power_of_2(space.n_kept), rows), columns, warps)
 
@@ -184,8 +184,8 @@ def cut(
 
 
 def tiled(space: RowSpace, rows: int, columns: int, states: int = 1) -> RowBlocks:
-    """Return the same as `cut`, with a warp for each 1,024 elements and at least four."""
-    return cut(space, rows, columns, max(4, rows * columns // 1024), states=states)
+    """Return the same as `cut`, with a thread for each 32 elements and at least four warps."""
+    return cut(space, rows, columns, max(4, devices.warps(rows * columns // 32)), states=states)
 
 
 def invariant(space: RowSpace) -> RowBlocks:
@@ -201,7 +201,7 @@ def invariant(space: RowSpace) -> RowBlocks:
     steps = -(-space.n_reduced // columns)
     splits = max(1, -(-steps // regime.steps))
     # In a loop over blocks a thread holds the running states too.
-    warps = max(4, rows * columns // (1024 if steps == 1 else 512))
+    warps = max(4, devices.warps(rows * columns // (32 if steps == 1 else 16)))
     return RowBlocks(rows, columns, warps, -(-space.n_kept // rows), min(steps, regime.steps), splits)
 
 
@@ -247,7 +247,7 @@ def for_reduction(space: RowSpace, states: int) -> RowBlocks:
     if tile < device.row_elements and tile < space.n_reduced <= 8 * tile:
         # Few rows: a program reads a whole row in one block, eight elements per thread.
         columns = power_of_2(space.n_reduced)
-        return cut(space, 1, columns, max(4, columns // 256))
+        return cut(space, 1, columns, max(4, devices.warps(columns // 8)))
     if space.n_reduced <= tile or tile < device.row_elements or (space.aligned and states > 1):
         return tiled(space, 1, columns)
     warps = ROWS[device.kind].reduced_warps
@@ -268,22 +268,22 @@ def _row_per_thread(space: RowSpace, held_bytes: int = 0) -> RowBlocks | None:
     `held_bytes`. If programs would not fill the device, a thread has fewer rows, and rows of more than four elements
     have other blocks.
     """
-    length, enough = space.n_reduced, devices.current.programs // 2
+    length, enough = space.n_reduced, devices.current.programs // 2 * devices.warp_size()
     columns, each = power_of_2(length), 16 // space.itemsize
     if held_bytes:
         each = max(1, min(each, held_bytes // (columns * space.itemsize)))
     if not 0 < length <= ROWS[devices.current.kind].short_columns:
         return None
-    if length > 4 and space.n_kept < enough * _WARP * each:
+    if length > 4 and space.n_kept < enough * each:
         return None
-    while each > 1 and space.n_kept < enough * _WARP * each:
+    while each > 1 and space.n_kept < enough * each:
         each //= 2
     warps = 4
-    while warps > 1 and space.n_kept < 2 * enough * warps * _WARP * each:
+    while warps > 1 and space.n_kept < 2 * enough * warps * each:
         warps //= 2
     if columns * each > 32 and not held_bytes:
         columns = 16 // each
-    return cut(space, warps * _WARP * each, columns, warps, scarcity=0)
+    return cut(space, devices.warp_size() * warps * each, columns, warps, scarcity=0)
 
 
 def for_states(space: RowSpace) -> RowBlocks:
@@ -301,7 +301,7 @@ def for_states(space: RowSpace) -> RowBlocks:
         rows //= 2
     columns = min(splits, max(1, tile // rows))
     # These few programs have the device to themselves: eight splits per thread.
-    warps = max(4, rows * columns // 256)
+    warps = max(4, devices.warps(rows * columns // 8))
     return RowBlocks(rows, columns, warps, -(-space.n_kept // rows), -(-space.n_reduced // columns))
 
 
@@ -329,7 +329,7 @@ def for_transform(space: RowSpace, traits: RowTraits) -> RowBlocks:
     short = int(regimes.short.tiles * tile)
     # Elements per program if all programs of the device get some.
     each = power_of_2(space.n_kept * space.n_reduced // device.programs)
-    in_vectors = space.vector_width > 1 or columns > _WARP
+    in_vectors = space.vector_width > 1 or columns > devices.warp_size()
     if in_vectors and space.full_operands == 1 and each >= device.row_elements and columns <= short:
         # At least two rows of 16-bit floats.
         return cut(
@@ -368,7 +368,7 @@ def _transposed_operand(space: RowSpace) -> RowBlocks | None:
     if not any(transposed) or 4 * columns > devices.current.row_elements:
         return None
     rows = min(power_of_2(space.n_kept), max(4, devices.current.row_elements // 4 // columns))
-    return cut(space, rows, columns, max(1, rows * columns // (8 * _WARP)))
+    return cut(space, rows, columns, devices.warps(rows * columns // 8))
 
 
 def _staged_scalar_loads(space: RowSpace, traits: RowTraits) -> RowBlocks | None:
@@ -383,7 +383,7 @@ def _staged_scalar_loads(space: RowSpace, traits: RowTraits) -> RowBlocks | None
     if not tile // 4 < length <= tile:
         return None
     columns = power_of_2(length)
-    return cut(space, 1, columns, max(1, columns * traits.itemsize // (64 * _WARP)))
+    return cut(space, 1, columns, devices.warps(columns * traits.itemsize // 64))
 
 
 def _with_more_warps(blocks: RowBlocks, space: RowSpace, wanted: bool) -> RowBlocks:
@@ -494,7 +494,7 @@ def _narrow_columns(space: RowSpace, elements: int, states: int) -> RowBlocks:
     """
     rows = min(power_of_2(space.n_kept), power_of_2(_contiguous_rows(space)))
     columns = min(power_of_2(space.n_reduced), max(1, elements // rows))
-    return cut(space, rows, columns, max(1, rows * columns // 512), states=states)
+    return cut(space, rows, columns, devices.warps(rows * columns // 16), states=states)
 
 
 def _column_transform(space: RowSpace, traits: RowTraits) -> RowBlocks:

@@ -260,5 +260,5 @@ def sample(work: Sampling, token: torch.Tensor, log_prob: torch.Tensor) -> None:
         *((0, 0) if seeded else random_state(logits.device, _ADVANCE, work.generator)),
         **{name: _NEUTRAL.get(name, 0) if number is None else number for name, number in work.numbers.items()},
         META=meta,
-        num_warps=min(table.num_warps, max(1, block // 256)),
+        num_warps=min(table.num_warps, devices.warps(block // 8)),
     )

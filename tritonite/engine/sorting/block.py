@@ -191,7 +191,7 @@ def _grid(n_rows: int, n: int) -> tuple[tuple[int], dict[str, Any]]:
     """Return (the grid, the options of a launch): the rows and columns of a program, and its warps."""
     columns = max(2, power_of_2(n))
     rows = min(max(1, sorting_table().network_elements // columns), power_of_2(n_rows))
-    warps = min(16, max(1, rows * columns // 128))
+    warps = min(16, devices.warps(rows * columns // 4))
     return (-(-n_rows // rows),), {"ROWS": rows, "COLUMNS": columns, "num_warps": warps}
 
 

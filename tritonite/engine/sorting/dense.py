@@ -303,7 +303,7 @@ class Dense:
         self._facts = {
             "KEYS": self._keys,
             "INDEX": tl.int64 if span(x.shape, x.stride()) >= INT32_LIMIT else tl.int32,
-            "num_warps": chosen.threads // 32,
+            "num_warps": devices.warps(chosen.threads),
         }
         limit = self._width // 2
         self._given = (self._x, self._x.stride(0), n, limit)
@@ -341,7 +341,7 @@ class Dense:
             TICKET=TICKET_INT64,
             THREADS=chosen.threads,
             WORDS=chosen.words,
-            num_warps=chosen.threads // 32,
+            num_warps=devices.warps(chosen.threads),
         )
         if ranks is not None:
             _look_up[(blocks,)](out.ranks, ranks, self._extrema, *self._given, **constants)

@@ -47,7 +47,7 @@ def block_of_program() -> dict[str, int]:
 def _warps() -> int:
     """Return the number of warps of a program."""
     chosen = sorting_table().select
-    return min(chosen.warps, max(1, chosen.block // 32))
+    return min(chosen.warps, devices.warps(chosen.block))
 
 
 @libentry()

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
@@ -247,7 +248,7 @@ def write_runs(
         WHOLE=n % block == 0,
         THREADS=chosen.threads,
         BLOCK=block,
-        num_warps=chosen.threads // 32,
+        num_warps=devices.warps(chosen.threads),
     )
 
 

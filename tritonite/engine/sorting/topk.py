@@ -420,7 +420,7 @@ def serves(n: int, k: int, keys: Keys) -> bool:
 def warps_for(elements: int, keys: Keys) -> int:
     """Return the number of warps whose registers hold `elements` keys."""
     registers = elements * max(1, keys.bits // 32)
-    return min(16, max(1, registers // (32 * sorting_table().topk.thread_registers)))
+    return min(16, devices.warps(registers // sorting_table().topk.thread_registers))
 
 
 def held(n: int, keys: Keys) -> bool:
@@ -454,5 +454,5 @@ def write_smallest(
         INDEX=rows.index,
         ROWS=each,
         WIDTH=width,
-        num_warps=min(16, max(1, each * width // (128 if width <= 512 else 256))),
+        num_warps=min(16, devices.warps(each * width // (4 if width <= 512 else 8))),
     )

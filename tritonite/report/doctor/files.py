@@ -8,14 +8,19 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
+import torch
+import triton
 from triton import knobs
+from triton.compiler import ASTSource
 
 from tritonite import devices
 from tritonite.engine.gemm import fitted
 from tritonite.errors import InvalidSetting, TritoniteError
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.report.doctor.finding import Finding
-from tritonite.runtime import cache, native
+from tritonite.runtime import cache, compilation, native
 
 # Free bytes below which compilation may fail, and below which it soon will.
 _FULL, _NEARLY_FULL = 64 << 20, 1 << 30
@@ -127,7 +132,9 @@ def dispatcher() -> Iterator[Finding]:
         yield Finding("dispatcher", level, f"TRITONITE_NATIVE=0: {slower}", "unset TRITONITE_NATIVE for faster calls")
     elif not wanted:
         # The interpreter's own time hides the calls', so that nothing is lost.
-        why = "in the interpreter" if devices.current.interpreted else f"there is no native dispatcher for {kind}"
+        none = f"there is no native dispatcher for {kind}"
+        off = "TRITONITE_NATIVE=1 turns the native dispatcher on, which is not verified here"
+        why = "in the interpreter" if devices.current.interpreted else off if devices.current.native else none
         yield Finding("dispatcher", "ok", f"{slower}: {why}")
     elif not native.is_built():
         advice = "run `tritonite build` beforehand, so that the first call need not wait half a minute"
@@ -142,9 +149,32 @@ def _loaded() -> Finding:
         warnings.simplefilter("always")
         module = native.module()
     if module is not None:
+        failed = "" if devices.current.interpreted else _trial(module)
+        if failed:
+            return Finding("dispatcher", "error", failed, "set TRITONITE_NATIVE=0, and report this error")
         return Finding("dispatcher", "ok", f"native: {native.path()}")
     why = (
         str(caught[0].message) if caught else "calls take the slower Python path: an earlier attempt to load it failed"
     )
     advice = f"delete {native.library()} and run `tritonite build`"
     return Finding("dispatcher", "warning", why, advice)
+
+
+@triton.jit
+def _do_nothing():
+    wait_for_previous_launch()
+
+
+def _trial(dispatcher: ModuleType) -> str:
+    """Load and launch a kernel by the native driver. Return the step that fails and the driver's reason, or ""."""
+    device = devices.current_device()
+    # Creates the device's context.
+    torch.empty(1, device=device)
+    compiled = compilation.compile_kernel(ASTSource(_do_nothing, {}))
+    threads = compiled.metadata.num_warps * compiled.metadata.target.warp_size
+    try:
+        # Every kernel of Triton's has two pointers to scratch memory as its last parameters.
+        dispatcher.try_driver(str(device), compiled.kernel, compiled.metadata.name, threads, 2)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""

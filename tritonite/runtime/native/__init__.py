@@ -8,7 +8,8 @@
 - replay.h: runs a plan
 - graph.h: a graph's plan as C++ data, and its execution
 - audit.h: samples of calls for `tritonite.audit`
-- driver.h: the CUDA driver, loaded at run time
+- driver.h: what a device gives the dispatcher; cuda.h, hip.h: what CUDA and HIP give; drivers.h: the one of each device
+- libraries.h: functions of libraries that are loaded at run time
 - prebuilt.py: a wheel of the compiled dispatcher, and the installed one
 - dispatcher.cpp: the boxed kernel of every overridden operator, and the functions that Python calls
 
@@ -30,6 +31,7 @@ import subprocess
 import sys
 import sysconfig
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -78,10 +80,15 @@ def _facts() -> dict[str, Any]:
 
 def library() -> Path:
     """Return the path of the library that this machine builds, which may not exist yet."""
-    digest = hashlib.sha256(_sources())
+    return _path(_NAME, _sources())
+
+
+def _path(name: str, sources: bytes) -> Path:
+    """Return the path of the library built of `sources`, which differs for every content, torch, Python and flags."""
+    digest = hashlib.sha256(sources)
     digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
     folder = Path(os.environ.get("TRITONITE_CACHE") or cache.folder())
-    return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
+    return folder / f"{name}-{digest.hexdigest()[:16]}.so"
 
 
 def path() -> Path:
@@ -129,12 +136,33 @@ def write_wheel(version: str, folder: Path) -> Path:
 def build_here() -> Path:
     """Build the dispatcher if necessary and return the library's path. Raises BuildFailed."""
     try:
-        return _build(library())
+        return _build(library(), _command, "the native dispatcher, once for this torch (half a minute)")
     except OSError as error:
         raise BuildFailed(reason=str(error)) from error
 
 
-def _build(target: Path) -> Path:
+def driver() -> str:
+    """Return the default device's driver, as `use_driver` of the dispatcher takes it. Builds a plug-in's source.
+
+    Raises BuildFailed.
+    """
+    native = devices.default.native
+    given = Path(native.driver if native is not None else "")
+    if given.suffix not in (".cpp", ".cc", ".cxx"):
+        return str(given) if given.name else ""
+    try:
+        contents = given.read_bytes() + b"".join([file.read_bytes() for file in _HEADERS])
+        command, what = functools.partial(_driver_command, given), f"the native driver of {devices.default.kind}"
+        return str(_build(_path(given.stem, contents), command, what))
+    except OSError as error:
+        raise BuildFailed(reason=str(error)) from error
+
+
+def _build(target: Path, command: Callable[[str, Path], list[str]], what: str) -> Path:
+    """Build the library `target` unless it exists, by the command for a compiler and an output.
+
+    `what` tells the user what is built.
+    """
     if target.exists():
         return target
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -145,10 +173,10 @@ def _build(target: Path) -> Path:
         _wait_for(lock, target.parent)
         if target.exists():
             return target
-        progress.tell("building", "building the native dispatcher, once for this torch (half a minute)")
+        progress.tell("building", f"building {what}")
         unfinished = target.with_suffix(f".{os.getpid()}")
         done = subprocess.run(
-            _command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+            command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
         if done.returncode:
             raise BuildFailed(reason=_failure(compiler, done, target.with_suffix(".log")))
@@ -202,6 +230,12 @@ def _command(compiler: str, target: Path) -> list[str]:
     ]
 
 
+def _driver_command(source: Path, compiler: str, target: Path) -> list[str]:
+    """Return the command that compiles a plug-in's driver, which includes driver.h and its vendor's headers alone."""
+    options = ("-std=c++17", "-O2", "-fPIC", "-shared", *flags(), f"-I{_SOURCE.parent}")
+    return [*compiler.split(), *options, str(source), "-o", str(target), "-ldl"]
+
+
 @functools.lru_cache(maxsize=1)
 def module() -> ModuleType | None:
     """Return the dispatcher, built if necessary, or None if it is not wanted or (with a warning) cannot be built."""
@@ -211,18 +245,30 @@ def module() -> ModuleType | None:
             warnings.warn(f"calls take the slower Python path: no native driver for {kind}", stacklevel=2)
         return None
     try:
-        found = build()
-        try:
-            return _load(found)
-        except (ImportError, OSError) as error:
-            # A machine may have an older C++ library than the one that a prebuilt library comes from.
-            if found == library():
-                raise
-            _warn_of_prebuilt(str(error))
-            return _load(build_here())
-    except (BuildFailed, ImportError, OSError) as error:
-        warnings.warn(f"calls take the slower Python path: {error}", stacklevel=2)
+        loaded = _load_built()
+        if own := driver():
+            loaded.use_driver(devices.default.type, own)
+    except (BuildFailed, ImportError, OSError, RuntimeError) as error:
+        (reason, *_) = str(error).splitlines() or [""]
+        warnings.warn(f"calls take the slower Python path: {reason}", stacklevel=2)
         return None
+    return loaded
+
+
+def _load_built() -> ModuleType:
+    """Load the prebuilt dispatcher if it fits and can be loaded, or else the one that is built here.
+
+    Raises BuildFailed, ImportError or OSError.
+    """
+    found = build()
+    try:
+        return _load(found)
+    except (ImportError, OSError) as error:
+        # A machine may have an older C++ library than the one that a prebuilt library comes from.
+        if found == library():
+            raise
+        _warn_of_prebuilt(str(error))
+        return _load(build_here())
 
 
 def _load(file: Path) -> ModuleType:

@@ -183,6 +183,7 @@ void declare(
   auto handle = handle_of(name);
   auto state = std::make_unique<State>(handle, space, own);
   state->key = c10::parseDispatchKey(key);
+  state->device = c10::dispatchKeyToDeviceType(state->key);
   state->tensor = flags<bool>(tensors);
   state->written = flags<bool>(written);
   state->slots = flags<uint8_t>(slots);
@@ -243,7 +244,7 @@ void install(const std::string& name, bool changed) {
 // Registers `pass_autograd` for an operator outside ATen, after its gradient has been registered.
 void install_gate(const std::string& name) {
   State& state = state_of(name);
-  const auto key = state.key == c10::DispatchKey::CUDA ? c10::DispatchKey::AutogradCUDA : c10::DispatchKey::AutogradCPU;
+  const auto key = c10::getAutogradKeyFromBackend(c10::toBackendComponent(state.key));
   state.gradient = std::make_shared<c10::SafeKernelFunction>(state.handle.getComputedKernelForDispatchKey(key));
   state.gate = std::make_unique<torch::Library>(torch::Library::IMPL, state.space, key, "tritonite", 0);
   state.gate->impl(state.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&pass_autograd>());
@@ -338,6 +339,8 @@ bool set_inside_kernel(bool inside) {
 }  // namespace
 
 PYBIND11_MODULE(tritonite_dispatcher, module) {
+  module.def("use_driver", &use_driver);
+  module.def("try_driver", &try_driver);
   // Otherwise a child that is forked while another thread holds the lock would wait for ever.
   pthread_atfork([] { plans_mutex.lock(); }, [] { plans_mutex.unlock(); }, [] { plans_mutex.unlock(); });
   module.def("declare", &declare);

@@ -1,15 +1,20 @@
-// The CUDA driver, loaded at run time, so that building needs no CUDA headers.
+// What a device gives the dispatcher: a table of C functions, its driver. Includes neither PyTorch's nor a vendor's
+// headers, so that a plug-in's library needs this file alone.
+//
+// CUDA and HIP have tables of ours. A plug-in's shared library exports one as
+//
+//     extern "C" const tritonite::Driver* tritonite_driver(const char** error);
+//
+// which returns a table that stays valid, or null with the reason in `error`. The entries have the signatures of CUDA's
+// functions, so that CUDA's table points to these functions themselves and a launch passes through no other.
 
 #pragma once
 
-#include <dlfcn.h>
-
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
-#include <c10/core/Device.h>
-#include <c10/util/Exception.h>
-
-namespace {
+namespace tritonite {
 
 struct LaunchAttribute {
   int id;
@@ -17,6 +22,7 @@ struct LaunchAttribute {
   unsigned value[16];
 };
 
+// CUDA's CUlaunchConfig. `shared` is in bytes.
 struct LaunchConfig {
   unsigned grid[3];
   unsigned block[3];
@@ -33,43 +39,52 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-struct Driver {
-  int (*launch_kernel)(const LaunchConfig*, void*, void**, void**) = nullptr;
-  int (*error_string)(int, const char**) = nullptr;
-  int (*fill)(uintptr_t, unsigned char, size_t, void*) = nullptr;
-  int (*copy_to_host)(void*, uintptr_t, size_t, void*) = nullptr;
-  int (*wait)(void*) = nullptr;
-  int (*stream_is_capturing)(void*, int*) = nullptr;
-  int (*get_device)(int*, int) = nullptr;
-  int (*retain_context)(void**, int) = nullptr;
-  int (*set_context)(void*) = nullptr;
-  // Null in drivers older than 12.0, which know no GPU with tensor descriptors.
-  int (*replace_address)(TensorMap*, void*) = nullptr;
-  // c10::cuda::getCurrentCUDAStream and c10::cuda::CUDAStream::stream, whose headers include CUDA's.
-  struct Stream {
-    int64_t words[2];
-  };
-  Stream (*current_stream)(c10::DeviceIndex) = nullptr;
-  void* (*raw_stream)(const Stream*) = nullptr;
+// c10::Stream, or a vendor's class of the same two words, such as c10::cuda::CUDAStream.
+struct TorchStream {
+  int64_t words[2];
+};
 
-  void* stream(c10::DeviceIndex device) const {
-    Stream current = current_stream(device);
+// The version of the table below, which rises with every change of it.
+constexpr unsigned kDriverVersion = 1;
+
+// Functions return 0, or a code for which `error_string` has a text.
+struct Driver {
+  unsigned version = kDriverVersion;
+  // Makes a module of a compiled kernel's file, finds a function of the module, and frees the module.
+  int (*load_module)(void** module, const void* image) = nullptr;
+  int (*find_function)(void** function, void* module, const char* name) = nullptr;
+  int (*unload_module)(void* module) = nullptr;
+  // Launches a function with pointers to the values of its parameters. The last argument is null.
+  int (*launch_kernel)(const LaunchConfig*, void* function, void** parameters, void** extra) = nullptr;
+  // Null, or called with the code of a failed launch. Returns 0 if the launch shall be tried once more.
+  int (*recover)(int code, int device) = nullptr;
+  // PyTorch's current stream of a device for this thread, and the handle of a stream for launches.
+  TorchStream (*current_stream)(signed char device) = nullptr;
+  void* (*raw_stream)(const TorchStream*) = nullptr;
+  // Null, or writes whether launches on a stream are captured into a graph.
+  int (*stream_is_capturing)(void* stream, int* status) = nullptr;
+  // Sets bytes of device memory, and copies bytes to the host, in the order of the stream.
+  int (*fill)(uintptr_t, unsigned char value, size_t bytes, void* stream) = nullptr;
+  int (*copy_to_host)(void* to, uintptr_t from, size_t bytes, void* stream) = nullptr;
+  // Waits for all work of a stream.
+  int (*wait)(void* stream) = nullptr;
+  int (*error_string)(int code, const char** text) = nullptr;
+  // Null without tensor descriptors, as in CUDA drivers older than 12.0.
+  int (*replace_address)(TensorMap*, void* address) = nullptr;
+
+  void* stream(signed char device) const {
+    const TorchStream current = current_stream(device);
     return raw_stream(&current);
   }
 
-  bool is_capturing(c10::DeviceIndex device) const {
+  bool is_capturing(signed char device) const {
     int status = 0;
-    return stream_is_capturing(stream(device), &status) == 0 && status != 0;
+    return stream_is_capturing && stream_is_capturing(stream(device), &status) == 0 && status != 0;
   }
 
-  int launch(const LaunchConfig& config, void* function, void** parameters, c10::DeviceIndex device) const {
-    constexpr int kInvalidContext = 201;
+  int launch(const LaunchConfig& config, void* function, void** parameters, signed char device) const {
     const int code = launch_kernel(&config, function, parameters, nullptr);
-    if (code != kInvalidContext) return code;
-    // A thread without calls of CUDA's runtime has no context yet.
-    int ordinal = 0;
-    void* context = nullptr;
-    if (get_device(&ordinal, device) || retain_context(&context, ordinal) || set_context(context)) return code;
+    if (code == 0 || !recover || recover(code, device) != 0) return code;
     return launch_kernel(&config, function, parameters, nullptr);
   }
 
@@ -79,33 +94,4 @@ struct Driver {
   }
 };
 
-template <typename T>
-void find(void* library, const char* name, T& function) {
-  function = reinterpret_cast<T>(dlsym(library, name));
-  TORCH_CHECK(function, "tritonite: ", name, " is not in the driver's libraries");
-}
-
-const Driver& driver() {
-  static const Driver loaded = [] {
-    Driver found;
-    void* cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-    void* torch_cuda = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    TORCH_CHECK(cuda && torch_cuda, "tritonite: the CUDA driver cannot be loaded: ", dlerror());
-    find(cuda, "cuLaunchKernelEx", found.launch_kernel);
-    find(cuda, "cuGetErrorString", found.error_string);
-    find(cuda, "cuMemsetD8Async", found.fill);
-    find(cuda, "cuMemcpyDtoHAsync_v2", found.copy_to_host);
-    find(cuda, "cuStreamSynchronize", found.wait);
-    find(cuda, "cuStreamIsCapturing", found.stream_is_capturing);
-    find(cuda, "cuDeviceGet", found.get_device);
-    find(cuda, "cuDevicePrimaryCtxRetain", found.retain_context);
-    find(cuda, "cuCtxSetCurrent", found.set_context);
-    found.replace_address = reinterpret_cast<decltype(found.replace_address)>(dlsym(cuda, "cuTensorMapReplaceAddress"));
-    find(torch_cuda, "_ZN3c104cuda20getCurrentCUDAStreamEa", found.current_stream);
-    find(torch_cuda, "_ZNK3c104cuda10CUDAStream6streamEv", found.raw_stream);
-    return found;
-  }();
-  return loaded;
-}
-
-}  // namespace
+}  // namespace tritonite

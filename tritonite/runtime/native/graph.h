@@ -104,12 +104,13 @@ std::vector<CallResult> call_results_of(const py::handle& described) {
 
 // Converts a step. A call is ("boxed", operator, whether it has a kernel of ours, values, results) or ("python",
 // function, args, kwargs, results).
-GraphStep graph_step_of(const py::handle& described, State* (*find)(const std::string&)) {
+GraphStep graph_step_of(
+    const py::handle& described, State* (*find)(const std::string&), const Driver* driver) {
   GraphStep step;
   const auto kind = py::type::of(described).attr("__name__").cast<std::string>();
   if (kind == "LaunchStep" || kind == "CopyStep") {
     step.kind = kind == "LaunchStep" ? GraphStep::kLaunch : GraphStep::kCopy;
-    step.step = step_of(described);
+    step.step = step_of(described, driver);
   } else if (kind == "ClearStep") {
     step.kind = GraphStep::kClear;
     step.step.to.source = source_of(described.attr("source"));
@@ -155,6 +156,7 @@ GraphStep graph_step_of(const py::handle& described, State* (*find)(const std::s
 std::shared_ptr<Graph> graph_of(const py::handle& described, State* (*find)(const std::string&)) {
   auto graph = std::make_shared<Graph>();
   graph->plan.device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
+  graph->plan.driver = driver_of(graph->plan.device);
   for (const py::handle number : described.attr("numbers")) {
     const bool floating = PyFloat_Check(number.ptr());
     graph->plan.slots.push_back({0, -1, floating, false});
@@ -164,7 +166,7 @@ std::shared_ptr<Graph> graph_of(const py::handle& described, State* (*find)(cons
   for (const py::handle item : described.attr("buffers")) {
     graph->plan.buffers.push_back(item.is_none() ? Buffer() : buffer_of(item));
   }
-  for (const py::handle item : described.attr("steps")) graph->steps.push_back(graph_step_of(item, find));
+  for (const py::handle item : described.attr("steps")) graph->steps.push_back(graph_step_of(item, find, graph->plan.driver));
   for (const py::handle item : described.attr("results")) graph->results.push_back(argument_of(item, nullptr));
   graph->written = described.attr("written").cast<std::vector<bool>>();
   return graph;

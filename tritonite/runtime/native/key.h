@@ -92,11 +92,6 @@ uint64_t zero_or_one(const Number& number) {
   return value == 0 ? (std::signbit(value) ? 4 : 1) : value == 1 ? 2 : 3;
 }
 
-// The type of device on which an operator's kernels run.
-c10::DeviceType device_of(const State& state) {
-  return state.key == c10::DispatchKey::CPU ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
-}
-
 // Whether a tensor has named dimensions, which newer versions of torch lack.
 template <class Impl>
 auto has_names(const Impl* impl, int) -> decltype(impl->has_named_tensor_meta()) {
@@ -141,7 +136,7 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
     return false;
   }
   const c10::Device device = tensor.device();
-  if (device.type() != device_of(state)) {
+  if (device.type() != state.device) {
     // For example a copy between host and device, which should not get slower.
     call.declined = "a tensor on another device";
     return false;
@@ -204,7 +199,7 @@ bool key_value(const State& state, const IValue& value, size_t argument, Call& c
     words.push_back(kComplex);
     words.push_back(bits_of(value.toComplexDouble().real()));
     words.push_back(bits_of(value.toComplexDouble().imag()));
-  } else if (value.isDevice() && value.toDevice().type() != device_of(state)) {
+  } else if (value.isDevice() && value.toDevice().type() != state.device) {
     call.declined = "a result on another device";
     return false;
   } else if (value.isDevice()) {
@@ -350,9 +345,9 @@ bool key_call(const State& state, const Stack& stack, size_t arguments, Call& ca
   const auto is_strided = [](const Leaf& leaf) { return leaf.strided; };
   if (call.leaves.size() > 1) {
     key_aliases(call);
-  } else if (state.key == c10::DispatchKey::CUDA && std::none_of(call.leaves.begin(), call.leaves.end(), is_strided)) {
+  } else if (state.device != c10::kCPU && std::none_of(call.leaves.begin(), call.leaves.end(), is_strided)) {
     // A device without an index is the current one.
-    call.words.push_back(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index());
+    call.words.push_back(c10::impl::VirtualGuardImpl(state.device).getDevice().index());
   }
   uint64_t hash = 0x9e3779b97f4a7c15;
   for (const uint64_t word : call.words) {

@@ -20,11 +20,10 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "driver.h"
+#include "drivers.h"
 
 namespace {
 
-namespace py = pybind11;
 using c10::IValue;
 
 // Origin of a pointer or a result: a tensor argument (lists flattened) or a buffer of the plan, and an offset in bytes.
@@ -151,6 +150,8 @@ struct Plan {
   // If not "", the first call whose data a kernel refuses sends all later calls to ATen, for this reason.
   std::string lasting;
   c10::Device device = c10::kCPU;
+  // Null if the kernels run on the host.
+  const Driver* driver = nullptr;
   bool reads = false;
   std::vector<Slot> slots;
   // The advance of the generator for each draw.

@@ -104,7 +104,7 @@ Source source_of(const py::tuple& described) {
   return {described[0].cast<bool>(), described[1].cast<size_t>(), described[2].cast<int64_t>()};
 }
 
-Parameter parameter_of(const py::handle& described, Launch& launch) {
+Parameter parameter_of(const py::handle& described, Launch& launch, const Driver* driver) {
   Parameter parameter;
   if (PyLong_Check(described.ptr())) {
     parameter.bits = described.cast<uint64_t>();
@@ -123,7 +123,7 @@ Parameter parameter_of(const py::handle& described, Launch& launch) {
   if (PyBytes_Check(dtype_or_map.ptr())) {
     const auto bytes = dtype_or_map.cast<std::string>();
     TORCH_CHECK(
-        bytes.size() == sizeof(TensorMap) && driver().replace_address,
+        bytes.size() == sizeof(TensorMap) && driver && driver->replace_address,
         "tritonite: a tensor descriptor of ", bytes.size(), " bytes, which this driver does not support");
     parameter.kind = Parameter::kDescriptor;
     parameter.index = launch.descriptors.size();
@@ -135,7 +135,7 @@ Parameter parameter_of(const py::handle& described, Launch& launch) {
   return parameter;
 }
 
-Launch launch_of(const py::handle& described) {
+Launch launch_of(const py::handle& described, const Driver* driver) {
   Launch launch;
   const py::object function = described.attr("function");
   if (!function.is_none()) launch.function = reinterpret_cast<void*>(function.cast<uintptr_t>());
@@ -165,7 +165,7 @@ Launch launch_of(const py::handle& described) {
     attribute(kClusterScheduling, {1});
   }
   for (const py::handle item : described.attr("parameters")) {
-    launch.parameters.push_back(parameter_of(item, launch));
+    launch.parameters.push_back(parameter_of(item, launch, driver));
     launch.draws |= launch.parameters.back().kind == Parameter::kDrawn;
   }
   launch.owner = py::object(described.attr("owner")).release().ptr();
@@ -179,11 +179,11 @@ View view_of_python(const py::handle& described) {
       dtype_of(described.attr("dtype"))};
 }
 
-Step step_of(const py::handle& described) {
+Step step_of(const py::handle& described, const Driver* driver) {
   const auto kind = py::type::of(described).attr("__name__").cast<std::string>();
   Step step;
   if (kind == "LaunchStep") {
-    step.launch = launch_of(described);
+    step.launch = launch_of(described, driver);
   } else if (kind == "ZeroStep") {
     step.kind = Step::kZero;
     step.to.source = {true, described.attr("buffer").cast<size_t>(), 0};
@@ -277,6 +277,7 @@ void keep_decline(State& state, const Call& call, std::atomic<uint64_t>* counter
 std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::FunctionSchema& schema) {
   auto plan = std::make_shared<Plan>();
   plan->device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
+  plan->driver = driver_of(plan->device);
   plan->lasting = described.attr("lasting").cast<std::string>();
   for (const py::handle item : described.attr("slots")) {
     const py::object limits = item.attr("limits");
@@ -295,7 +296,7 @@ std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::Func
   for (const py::handle item : described.attr("draws")) plan->draws.push_back(item.cast<uint64_t>());
   for (const py::handle item : described.attr("buffers")) plan->buffers.push_back(buffer_of(item));
   for (const py::handle item : described.attr("steps")) {
-    plan->steps.push_back(step_of(item));
+    plan->steps.push_back(step_of(item, plan->driver));
     plan->reads |= plan->steps.back().kind == Step::kRead;
   }
   size_t i = 0;

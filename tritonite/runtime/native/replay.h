@@ -83,8 +83,8 @@ struct Replay {
 
   // Returns the reason to decline if a CUDA graph is captured, whose replays would repeat what was drawn or read.
   const char* capture_forbids() const {
-    if ((plan.draws.empty() && !plan.reads) || plan.device.is_cpu()) return nullptr;
-    if (!driver().is_capturing(plan.device.index())) return nullptr;
+    if ((plan.draws.empty() && !plan.reads) || !plan.driver) return nullptr;
+    if (!plan.driver->is_capturing(plan.device.index())) return nullptr;
     return plan.reads ? "a data-dependent size while a CUDA graph is captured"
                       : "random numbers while a CUDA graph is captured";
   }
@@ -130,25 +130,27 @@ struct Replay {
     void* data = tensor.mutable_data_ptr();
     const size_t bytes = tensor.storage().nbytes();
     // Some calls on a GPU allocate on the CPU too.
-    if (tensor.is_cpu()) {
-      std::memset(data, byte, bytes);
-    } else if (bytes) {
-      check(driver().fill(reinterpret_cast<uintptr_t>(data), byte, bytes, driver().stream(plan.device.index())));
-    }
+    if (!plan.driver || tensor.device().type() != plan.device.type()) std::memset(data, byte, bytes);
+    else if (bytes) fill_on_device(data, byte, bytes);
   }
 
   // Sets bytes of the plan's device to 0.
   void clear(const Source& source, size_t bytes) const {
     void* data = reinterpret_cast<void*>(address(source));
-    if (plan.device.is_cpu()) {
-      std::memset(data, 0, bytes);
-    } else if (bytes) {
-      check(driver().fill(reinterpret_cast<uintptr_t>(data), 0, bytes, driver().stream(plan.device.index())));
-    }
+    if (!plan.driver) std::memset(data, 0, bytes);
+    else if (bytes) fill_on_device(data, 0, bytes);
   }
 
-  void check(int code) const {
-    TORCH_CHECK(code == 0, failed(), driver().describe(code));
+  void fill_on_device(void* data, unsigned char byte, size_t bytes) const {
+    check("filling memory", plan.driver->fill(reinterpret_cast<uintptr_t>(data), byte, bytes, stream()));
+  }
+
+  void* stream() const {
+    return plan.driver->stream(plan.device.index());
+  }
+
+  void check(const char* step, int code) const {
+    TORCH_CHECK(code == 0, failed(step), plan.driver->describe(code));
   }
 
   at::Tensor viewed(const View& view) const {
@@ -165,13 +167,13 @@ struct Replay {
   void read(const Step& step) {
     const size_t known = sizes.size(), bytes = step.count * sizeof(int64_t);
     sizes.resize(known + step.count);
-    if (plan.device.is_cpu()) {
+    if (!plan.driver) {
       std::memcpy(sizes.data() + known, reinterpret_cast<const void*>(address(step.from.source)), bytes);
       return;
     }
-    void* stream = driver().stream(plan.device.index());
-    check(driver().copy_to_host(sizes.data() + known, address(step.from.source), bytes, stream));
-    check(driver().wait(stream));
+    void* own = stream();
+    check("reading sizes", plan.driver->copy_to_host(sizes.data() + known, address(step.from.source), bytes, own));
+    check("waiting for sizes", plan.driver->wait(own));
   }
 
   uint64_t bits_of_slot(const Parameter& parameter) const {
@@ -187,9 +189,9 @@ struct Replay {
     return reinterpret_cast<uintptr_t>(data) + source.offset;
   }
 
-  std::string failed() const {
+  std::string failed(const char* step) const {
     const std::string what = state ? "the kernel of " + state->space + "::" + state->name : "a kernel of a graph";
-    return "tritonite: launching " + what + " failed: ";
+    return std::string("tritonite: ") + step + (std::strcmp(step, "launching") ? " for " : " ") + what + " failed: ";
   }
 
   // Returns the bits of a parameter that is no tensor descriptor.
@@ -217,9 +219,8 @@ struct Replay {
         parameters.push_back(own ? 0 : bits_of_parameter(parameter));
       }
     }
-    const bool on_device = !plan.device.is_cpu();
-    void* stream = on_device ? driver().stream(plan.device.index()) : nullptr;
-    const bool keeps = !on_device || !driver().is_capturing(plan.device.index());
+    void* stream = plan.driver ? this->stream() : nullptr;
+    const bool keeps = !plan.driver || !plan.driver->is_capturing(plan.device.index());
     if (keeps) {
       std::lock_guard<std::mutex> lock(buffer.kept->mutex);
       if (buffer.kept->tensor.defined() && buffer.kept->stream == stream && buffer.kept->parameters == parameters) {
@@ -261,14 +262,14 @@ struct Replay {
       }
       TensorMap* map = &descriptors[parameter.index];
       pointers[i] = map;
-      check(driver().replace_address(map, reinterpret_cast<void*>(address(parameter.source))));
+      check("addressing", plan.driver->replace_address(map, reinterpret_cast<void*>(address(parameter.source))));
     }
     LaunchConfig config = config_of(launch);
     if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return;
     config.attributes = const_cast<LaunchAttribute*>(launch.attributes.data());
     config.attribute_count = launch.attributes.size();
-    config.stream = driver().stream(plan.device.index());
-    check(driver().launch(config, launch.function, pointers.data(), plan.device.index()));
+    config.stream = stream();
+    check("launching", plan.driver->launch(config, launch.function, pointers.data(), plan.device.index()));
   }
 
   LaunchConfig config_of(const Launch& launch) const {
@@ -307,7 +308,7 @@ struct Replay {
       py::handle(launch.owner)(values, py::make_tuple(config.grid[0], config.grid[1], config.grid[2]));
     } catch (py::error_already_set& error) {
       if (error.matches(decline)) throw Refused();
-      TORCH_CHECK(!error.matches(PyExc_Exception), failed(), error.what());
+      TORCH_CHECK(!error.matches(PyExc_Exception), failed("launching"), error.what());
       throw;
     }
   }

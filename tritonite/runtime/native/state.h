@@ -43,6 +43,8 @@ struct State {
   c10::OperatorHandle handle;
   std::string space, name, label;
   c10::DispatchKey key = c10::DispatchKey::CUDA;
+  // The type of device of the key, on which the kernels run.
+  c10::DeviceType device = c10::DeviceType::CUDA;
   // By argument: whether it is a tensor or a list of tensors, and whether the operator writes it.
   std::vector<bool> tensor, written;
   // Whether the kernel increments version counters of written lists, which PyTorch leaves to _foreach_ kernels.

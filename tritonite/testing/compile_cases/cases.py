@@ -27,6 +27,12 @@ TARGETS = {
 }
 # Targets of the tables that data sheets give, for which products alone are compiled.
 ALL_TARGETS = TARGETS | {"sm_89": GPUTarget("cuda", 89, 32), "sm_120": GPUTarget("cuda", 120, 32)}
+# (Older target, newer target of the same family) by name. A sample of the older target's kernels is compiled for the
+# newer one.
+NEWER_TARGETS = {
+    "gfx950": ("gfx942", GPUTarget("hip", "gfx950", 64)),
+    "gfx1201": ("gfx1100", GPUTarget("hip", "gfx1201", 32)),
+}
 # Targets by kind of device. The first two of NVIDIA's have TMA.
 KINDS = {"nvidia": ("sm_90", "sm_100", "sm_80"), "amd": ("gfx942", "gfx1100")}
 
