@@ -66,7 +66,7 @@ def fusing(prologue: Prologue | None, epilogue: Epilogue | None) -> Iterator[Non
     """
     outer = _local.prologue, _local.epilogue, _local.asked
     _local.prologue, _local.epilogue, _local.asked = prologue, epilogue, frozenset()
-    values = []
+    values: list[tuple[type, torch.Tensor]] = []
     if prologue is not None:
         values.append((Prologue, prologue.operand))
     if epilogue is not None:

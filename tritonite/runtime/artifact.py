@@ -140,6 +140,7 @@ def read(path: str | os.PathLike[str]) -> Contents:
 
 def check(contents: Contents, path: str | os.PathLike[str], strict: bool = True) -> None:
     """Raise MismatchedArtifact unless this process can use the kernels of an artifact, as `load_kernels` says."""
+
     def require(*names: str) -> None:
         if (found := difference(contents.facts, names)) is not None:
             raise MismatchedArtifact(path=path, **found._asdict())

@@ -171,7 +171,8 @@ def reduce(
 ):
     """Reduce `steps` blocks of a program's rows, and store the rows' results or their states.
 
-    `row_tensors` are the outputs, and the further operands of the epilogue, with an element per row. `sizes` are the number of rows and their length. `count` is the number of elements that a row's results are of.
+    `row_tensors` are the outputs and the epilogue's operands, with an element per row. `sizes` are the number of rows
+    and their length. `count` is the number of elements that a row's results are of.
     """
     wait_for_previous_launch()
     n_kept, n_reduced = aligned_to(sizes[0], META.kept_alignment), aligned_to(sizes[1], META.aligned)
