@@ -212,8 +212,14 @@ def test_norms_that_are_left_alone(device):
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         return (wide * scale).to(x.dtype) * weight, scale
 
-    for function in (in_16_bits, of_columns, with_statistics):
+    def with_normalized(x, weight):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return wide.to(x.dtype) * weight, wide
+
+    for function in (in_16_bits, of_columns, with_normalized):
         check(function, x, weight, lacks="tritonite::rms_norm")
+    check(with_statistics, x, weight, has="tritonite::rms_norm")
 
 
 def test_layer_norm_of_a_sum(device):
