@@ -76,7 +76,7 @@ def run_passes(module: fx.GraphModule, selected: frozenset[str], fuse: bool) -> 
 def fuse_joint_graph(module: fx.GraphModule, selected: frozenset[str]) -> None:
     """Replace norms together with their gradients in a joint graph, which AOTAutograd cuts into both passes later.
 
-    A graph with checkpoints stays as it is, because they say by operator what is computed again.
+    A graph with checkpoints stays as it is, because each operator says whether the backward pass computes it again.
     """
     from tritonite.graph.patterns import JOINT_RULES, fuse_patterns
 

@@ -38,7 +38,7 @@ from tritonite.graph.passes.regions import Regions, replace
 # `RowTransform`. A call that reads it otherwise declines (`engine/fusing.py`).
 _REDUCTIONS = frozenset(
     ("sum", "mean", "amax", "amin", "argmax", "argmin", "prod", "nansum", "any", "all", "linalg_vector_norm")
-    + ("logsumexp", "var", "std", "var_mean", "std_mean")
+    + ("logsumexp", "var", "std", "var_mean", "std_mean", "count_nonzero", "aminmax")
 )
 # Operators whose first argument no prologue makes: tiles would compute it again, and descriptors could not load it.
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_int_mm", "convolution"))
