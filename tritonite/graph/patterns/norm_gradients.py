@@ -39,19 +39,19 @@ def _is_vector(value: Any) -> bool:
 
 _X, _RSTD = Converted(Capture("x", is_tensor), "wide"), Capture("rstd", is_tensor)
 _GRAD, _WEIGHT = Capture("grad", is_tensor), Capture("weight", _is_vector)
-# The gradient of the normalised x, "inner", with the weight's offset.
+# "inner", the gradient of the loss by the normalised x, and the weight's offset.
 _INNER = (
     (Converted(mul(Converted(_GRAD), add(Converted(_WEIGHT), 1))), 1.0),
     (Converted(mul(Converted(_GRAD), Converted(_WEIGHT))), 0.0),
     (Converted(_GRAD), 0.0),
 )
-# Its part by rstd: that of the mean of squares is -1/2 rstd^3 sum(inner * x), and that of x is 2 x / N of it.
+# x reaches the loss by rstd, too: d rstd / d mean = -rstd^3 / 2, and d mean / d x = 2 x / N.
 _SUM = Call((aten.sum.dim_IntList,), (mul(Capture("inner", is_tensor), _X), Capture("dims"), True))
 _BY_MEAN = mul(mul(_SUM, -0.5), Call((aten.pow.Tensor_Scalar,), (Capture("kept", is_tensor), 3)))
 _BY_SQUARE = Call((aten.div.Scalar,), (Call((aten.expand.default,), (_BY_MEAN, Capture("shape"))), Capture("count")))
 _BY_RSTD = mul(_BY_SQUARE, mul(Call((aten.pow.Tensor_Scalar,), (_X, 1)), 2))
 _DIRECT = mul(Capture("inner", is_tensor), _RSTD)
-# Autograd adds the gradient that comes by a residual connection to the first of the two.
+# The gradient by x: the sum of both. Autograd adds a residual connection's gradient to the one that it computes first.
 _OTHER = Capture("other", is_tensor)
 _BY_X = (
     Converted(add(_DIRECT, _BY_RSTD)),
@@ -95,11 +95,14 @@ def _is_gradient(match: Match, inner: Match, node: fx.Node) -> bool:
     weight = tensor(inner.get("weight"))
     if weight is not None and not same_shape(weight.shape, x.shape[-1:]):
         return False
-    # Autograd reads the result of the root through views.
-    return _source_of_detached(match["kept"]) is match["rstd"] and match["count"] == x.shape[-1]
+    # A symbolic count is a node of the graph.
+    if type(match["count"]) is not int or not same_shape((match["count"],), x.shape[-1:]):
+        return False
+    return _source_of_detached(match["kept"]) is match["rstd"]
 
 
 def _source_of_detached(value: Any) -> Any:
+    """Return the value behind any number of calls of `detach`, by which autograd keeps a result for its gradient."""
     while is_call(value, aten.detach.default):
         value = value.args[0]
     return value
