@@ -8,11 +8,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tritonite
+from tritonite.engine.fusing import Prologue, fusing
 from tritonite.errors import Decline
 from tritonite.graph import backend, fused_call
 from tritonite.graph.fused import Fused, calls_of
 from tritonite.graph.fused_call import NAME
+from tritonite.graph.passes import calls as passes
 from tritonite.graph.passes.calls import fuse_calls
+from tritonite.runtime.hollow import hollow
 
 pytestmark = pytest.mark.smoke
 functional = torch.nn.functional
@@ -87,17 +90,81 @@ REDUCTIONS = {
     "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
     "argmax": lambda x: x.argmax(-1),
     "logsumexp": lambda x: x.logsumexp(-1),
+    "count_nonzero": lambda x: x.count_nonzero(-1),
+    "aminmax": lambda x: torch.aminmax(x, dim=-1),
 }
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_programs_before_reductions(device, name, dtype):
-    for shape in SHAPES[: 3 if name in ("amax", "argmax", "logsumexp", "mean") else 4]:
+    for shape in SHAPES[: 3 if name in ("amax", "argmax", "logsumexp", "mean", "aminmax") else 4]:
         x, y, weight = randn(device, shape, shape, shape[-1:], dtype=dtype)
         # Blocks depend on the operands, and so may the order of sums.
         close = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 8e-3, "atol": 1e-2}
         check(lambda x, y, w: REDUCTIONS[name](functional.silu(x * y) + 0.5 * w), x, y, weight, **close)
+
+
+def root(x):
+    return x.square().mean(-1, keepdim=True).add(1e-5).rsqrt()
+
+
+# A reduction of x, and programs of its result and of y, an element per row.
+AFTER = {
+    "keepdim": lambda x, y: root(x),
+    "operands": lambda x, y: x.sum(-1) * 2 + y,
+    "two results": lambda x, y: (lambda z: (z * 2, z * y + 1))(x.amax(-1)),
+    "first of two": lambda x, y: (lambda var, mean: (var.sqrt() + y, mean))(*torch.var_mean(x, -1)),
+    "index": lambda x, y: x.argmax(-1) * 3 + y,
+    "number": lambda x, y: (x.sum() * 0.5).exp(),
+    "columns": lambda x, y: x.mean(0).sigmoid() * x[0],
+    "dtype": lambda x, y: torch.linalg.vector_norm(x, dim=-1).clamp_min(1e-3).reciprocal().to(torch.float64),
+    "bool": lambda x, y: ~(x > 0).any(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", AFTER)
+def test_programs_after_reductions(device, name, dtype):
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 8e-3, "atol": 1e-2}
+    # Long rows and columns are split, and the last launch has the program.
+    for shape in ((4, 6), (3, 33), (5000, 3), (2, 5001))[: 4 if dtype is torch.float32 else 2]:
+        x, y = randn(device, shape, shape[:1], dtype=dtype)
+        check(AFTER[name], x, y, left=None, **close)
+
+
+def test_reductions_of_no_elements(device):
+    x, y = randn(device, (3, 0), 3)
+    check(lambda x, y: x.sum(-1) * 2 + y, x, y)
+    check(lambda x, y: (x * 2).sum(0).exp() + 1, x, y)
+
+
+# Operators whose kernels read their operand and write their result without asking for a program.
+UNASKING = {
+    "cumsum": lambda x: x.cumsum(-1),
+    "flip": lambda x: x.flip(0),
+    "sort": lambda x: x.sort(-1)[0],
+    "tril": lambda x: x.tril(),
+    "repeat": lambda x: x.repeat(2, 1),
+}
+
+
+@pytest.mark.parametrize("name", UNASKING)
+def test_values_that_a_host_function_uses_in_memory(device, name, monkeypatch):
+    monkeypatch.setattr(passes, "_REDUCTIONS", frozenset((name,)))
+    x, y = randn(device, (4, 6), (4, 6))
+    function = UNASKING[name]
+    check(lambda x, y: function(x * y), x, y, left=None, declines=True)
+    check(lambda x, y: function(x) * 2 + 1, x, y, left=None, declines=True)
+
+
+def test_every_use_of_a_fused_value_asks_for_its_program(device):
+    x = torch.ones(4, device=device)
+    value = hollow((4,), (1,), torch.float32, x.device)
+    prologue = Prologue(None, (x,), (), value)
+    for use in (lambda: None, lambda: value + 1, lambda: value.view(2, 2).copy_(x[:1]), lambda: x.copy_(value)):
+        with pytest.raises(Decline), fusing(prologue, None):
+            use()
 
 
 def test_one_row_of_bits(device):

@@ -94,6 +94,47 @@ def test_root_mean_square_norms(device, norm, dtype):
     assert len(found) == 1 + (norm is bare_norm)
 
 
+def layer_norm(x, weight):
+    return functional.layer_norm(x, x.shape[-1:], weight, weight)
+
+
+def frozen_norm(x, weight):
+    return llama_norm(x, weight.detach())
+
+
+# Norms, dtypes and the names of the replaced gradients. On a GPU ATen's rms_norm has an operator for its gradient.
+GRADIENTS = (
+    (llama_norm, torch.bfloat16, "rms_norm_backward"),
+    (frozen_norm, torch.float32, "rms_norm_backward"),
+    (torch_norm, torch.float32, "rms_norm_backward" if tritonite.device == "cpu" else "norm_backward_of_sum"),
+    (layer_norm, torch.float32, "norm_backward_of_sum"),
+)
+
+
+@pytest.mark.parametrize(("norm", "dtype", "name"), GRADIENTS)
+def test_norms_in_training(device, norm, dtype, name):
+    def blocks(x, weight):
+        x = x + norm(x, weight).sin() * weight
+        return x + norm(x, weight).cos()
+
+    x, weight = (randn(*shape, dtype=dtype, device=device).requires_grad_() for shape in ((3, 5, 8), (8,)))
+    grad = torch.randn_like(x)
+    with tritonite.use_gems():
+        expected = torch.autograd.grad(blocks(x, weight), (x, weight), grad)
+    torch._dynamo.reset()
+    compiled, saved = torch.compile(blocks, backend="tritonite", fullgraph=True), []
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each) or each, lambda each: each):
+            result = compiled(x, weight)
+        actual = torch.autograd.grad(result, (x, weight), grad)
+        rtol = 3e-2 if dtype is torch.bfloat16 else 1e-4
+        torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol)
+    found = [line.split()[1] for line in tritonite.explain(compiled).splitlines() if line.lstrip().startswith("fused")]
+    assert found.count(f"{name}:") == 2, found
+    # No tensor of x's size is kept in a wider dtype for the backward pass.
+    assert {each.dtype for each in saved if each.shape == x.shape} == {dtype}
+
+
 def by_hand(function, inputs):
     """Return the graph module of the nodes that `function` inserts for inputs."""
     graph, mode = fx.Graph(), FakeTensorMode()
@@ -136,10 +177,24 @@ def test_the_operator_of_a_root_mean_square_norm(device, dtype):
         norm = insert(aten._fused_rms_norm.default, insert(aten.add.Tensor, x, residual), [8], None, None)
         return insert(operator.getitem, norm, 0), insert(operator.getitem, norm, 1)
 
-    for function, given in ((alone, (x, weight)), (with_statistics, (x, residual))):
-        module = by_hand(function, given)
-        fuse_patterns(module)
-        assert "aten::_fused_rms_norm" in names(module)
+    module = by_hand(alone, (x, weight))
+    fuse_patterns(module)
+    assert "aten::_fused_rms_norm" in names(module)
+    module = by_hand(with_statistics, (x, residual))
+    separate = copy.deepcopy(module)
+    fuse_patterns(module)
+    assert names(module) == ["tritonite::rms_norm", "aten::unsqueeze"]
+    for ours, theirs in zip(module(x, residual), separate(x, residual), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+
+    def gradient(insert, x, residual, weight, rstd):
+        items = insert(aten._fused_rms_norm_backward.default, x, residual, [8], rstd, weight, [True, True])
+        by_x, by_weight = (insert(operator.getitem, items, i) for i in range(2))
+        return insert(aten.add.Tensor, residual, by_x), by_weight
+
+    module = by_hand(gradient, (x, residual, weight, torch.rand(3, 5, 1, device=device)))
+    fuse_patterns(module)
+    assert names(module) == ["aten::squeeze.dim", "tritonite::rms_norm_backward"]
 
 
 def test_norms_that_are_left_alone(device):
@@ -157,8 +212,14 @@ def test_norms_that_are_left_alone(device):
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         return (wide * scale).to(x.dtype) * weight, scale
 
-    for function in (in_16_bits, of_columns, with_statistics):
+    def with_normalized(x, weight):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return wide.to(x.dtype) * weight, wide
+
+    for function in (in_16_bits, of_columns, with_normalized):
         check(function, x, weight, lacks="tritonite::rms_norm")
+    check(with_statistics, x, weight, has="tritonite::rms_norm")
 
 
 def test_layer_norm_of_a_sum(device):

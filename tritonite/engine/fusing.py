@@ -2,7 +2,11 @@
 
 The host function of the operator knows nothing of them. It is called with a hollow tensor in the place of the operand
 that the prologue makes, and of the result that the epilogue reads. An engine that serves programs asks `prologue_of`
-and `epilogue_of` for each tensor before it launches anything.
+and `epilogue_of` for each tensor before it launches anything, and passes the kernel the program's tensors instead.
+
+So no kernel reads or writes a value that is not in memory. A launch that takes a hollow tensor declines the call, and
+so does a host function without a launch that asks for the program. The program and the operator are then called one by
+one, with the value in memory.
 """
 
 from __future__ import annotations
@@ -10,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from tritonite.engine.pointwise.program import Program
 from tritonite.errors import Decline
+from tritonite.runtime.hollow import guarded, is_hollow
 
 
 class Prologue(NamedTuple):
@@ -40,9 +45,14 @@ class Epilogue(NamedTuple):
     outs: tuple[torch.Tensor, ...]
 
 
+_Asked = TypeVar("_Asked", Prologue, Epilogue)
+
+
 class _Local(threading.local):
     prologue: Prologue | None = None
     epilogue: Epilogue | None = None
+    # The programs that an engine has asked for.
+    asked: frozenset[type] = frozenset()
 
 
 _local = _Local()
@@ -50,32 +60,45 @@ _local = _Local()
 
 @contextlib.contextmanager
 def fusing(prologue: Prologue | None, epilogue: Epilogue | None) -> Iterator[None]:
-    """Have the host function that is called in the context compute these programs, too."""
-    outer = _local.prologue, _local.epilogue
-    _local.prologue, _local.epilogue = prologue, epilogue
+    """Have the host function that is called in the context compute these programs, too.
+
+    Raises Decline if the host function uses a fused value otherwise than by asking for its program.
+    """
+    outer = _local.prologue, _local.epilogue, _local.asked
+    _local.prologue, _local.epilogue, _local.asked = prologue, epilogue, frozenset()
+    values: list[tuple[type, torch.Tensor]] = []
+    if prologue is not None:
+        values.append((Prologue, prologue.operand))
+    if epilogue is not None:
+        values.append((Epilogue, epilogue.result))
     try:
-        yield
+        with guarded([value for _, value in values]):
+            yield
+        # A tensor without elements is not hollow: an engine need not ask for the program that makes it.
+        if any(kind not in _local.asked for kind, value in values if is_hollow(value)):
+            raise Decline("an operator whose kernels do not ask for the program")
     finally:
-        _local.prologue, _local.epilogue = outer
+        _local.prologue, _local.epilogue, _local.asked = outer
 
 
 def prologue_of(tensor: torch.Tensor) -> Prologue | None:
     """Return the prologue that makes an operand, or None for a tensor in memory. Declines a view of the operand."""
     found = _local.prologue
-    return found if found is not None and _is(tensor, found.operand) else None
+    return _asked(found) if found is not None and _is(tensor, found.operand) else None
 
 
 def epilogue_of(tensor: torch.Tensor) -> Epilogue | None:
     """Return the epilogue that reads a result, or None for a tensor in memory. Declines a view of the result."""
     found = _local.epilogue
-    return found if found is not None and _is(tensor, found.result) else None
+    return _asked(found) if found is not None and _is(tensor, found.result) else None
 
 
 def epilogue_sharing(tensor: torch.Tensor) -> Epilogue | None:
     """Return the epilogue that reads a result of which `tensor` is any view, or None for a tensor in memory."""
     found = _local.epilogue
-    same = found is not None and tensor.untyped_storage()._cdata == found.result.untyped_storage()._cdata
-    return found if same else None
+    if found is None or tensor.untyped_storage()._cdata != found.result.untyped_storage()._cdata:
+        return None
+    return _asked(found)
 
 
 def epilogue_behind(tensor: torch.Tensor) -> Epilogue | None:
@@ -95,6 +118,12 @@ def epilogue_behind(tensor: torch.Tensor) -> Epilogue | None:
     except RuntimeError:
         raise Decline("operands of a program that are not rows or columns of the product") from None
     return found._replace(tensors=tuple(tensors), outs=tuple(outs))
+
+
+def _asked(program: _Asked) -> _Asked:
+    """Note that an engine has asked for a program, and return the program."""
+    _local.asked |= {type(program)}
+    return program
 
 
 def _is(tensor: torch.Tensor, hollow: torch.Tensor) -> bool:

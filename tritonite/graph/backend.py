@@ -13,7 +13,7 @@ from tritonite import devices
 from tritonite.graph.compiled import CompiledGraph
 from tritonite.graph.options import options_of
 from tritonite.graph.partition import partition
-from tritonite.graph.passes import checks_kept, run_passes
+from tritonite.graph.passes import checks_kept, fuse_joint_graph, run_passes
 from tritonite.install.override import select
 
 
@@ -53,12 +53,17 @@ class Backend:
 
             return run
 
+        def cut(joint: fx.GraphModule, inputs: Any, **more: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+            if chosen.fuse:
+                fuse_joint_graph(joint, selected)
+            return partition(joint, inputs, **more)
+
         with checks_kept():
             result = aot_autograd(
                 fw_compiler=compile_graph("forward"),
                 bw_compiler=compile_graph("backward"),
                 inference_compiler=compile_graph("inference"),
-                partition_fn=partition,
+                partition_fn=cut,
                 decompositions={},
                 keep_inference_input_mutations=True,
             )(module, inputs)

@@ -17,7 +17,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,8 +110,8 @@ def write(
         if _ENTRY.fullmatch(name) is None:
             raise UnusableFile(path=path, reason=f"{name!r} is not a name for an entry")
         members[f"entries/{name}"] = bytes(data)
-    facts = _facts(_targets(members))
-    manifest = facts | {"members": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}}
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
+    manifest = {"format": _FORMAT, **facts(), "targets": _targets(members), "members": digests}
     cache.check_writable(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -140,19 +140,20 @@ def read(path: str | os.PathLike[str]) -> Contents:
 
 def check(contents: Contents, path: str | os.PathLike[str], strict: bool = True) -> None:
     """Raise MismatchedArtifact unless this process can use the kernels of an artifact, as `load_kernels` says."""
-    theirs, ours = contents.facts, _facts([])
-    names = ("triton", "environment", *(("torch", "tritonite") if strict else ()))
-    for name in names:
-        if theirs.get(name) != ours[name]:
-            raise MismatchedArtifact(path=path, what=_WORDS[name], theirs=theirs.get(name), ours=ours[name])
+
+    def require(*names: str) -> None:
+        if (found := difference(contents.facts, names)) is not None:
+            raise MismatchedArtifact(path=path, **found._asdict())
+
+    require("triton", "environment", *(("torch", "tritonite") if strict else ()))
     if devices.current.interpreted or not devices.current.dispatch_key or not contents.kernels:
         return
     target = driver.active.get_current_target()
-    if [target.backend, target.arch] not in theirs["targets"]:
-        listed = ", ".join(" ".join(map(str, each)) for each in theirs["targets"])
+    if [target.backend, target.arch] not in contents.facts["targets"]:
+        listed = ", ".join(" ".join(map(str, each)) for each in contents.facts["targets"])
         raise MismatchedArtifact(path=path, what="architecture", theirs=listed, ours=f"{target.backend} {target.arch}")
-    if strict and theirs.get("device") != ours["device"]:
-        raise MismatchedArtifact(path=path, what="GPU", theirs=theirs.get("device"), ours=ours["device"])
+    if strict:
+        require("device")
 
 
 def install(contents: Contents) -> int:
@@ -170,20 +171,38 @@ def install(contents: Contents) -> int:
     return len(contents.kernels)
 
 
-_WORDS = {"triton": "Triton", "torch": "torch", "tritonite": "Tritonite", "environment": "compiler's environment"}
+class Difference(NamedTuple):
+    """A fact that differs between the process that wrote a file and this one: its name in words, and both values."""
+
+    what: str
+    theirs: Any
+    ours: Any
 
 
-def _facts(targets: list[Any]) -> dict[str, Any]:
-    """Return what decides whether another process can use kernels of this one."""
-    return {
-        "format": _FORMAT,
-        "tritonite": sys.modules["tritonite"].__version__,
-        "torch": torch.__version__.partition("+")[0],
-        "triton": triton.__version__,
-        "environment": dict(sorted(get_cache_invalidating_env_vars().items())),
-        "device": "" if devices.current.host_memory else devices.name_of(devices.current_device()),
-        "targets": targets,
-    }
+def facts() -> dict[str, Any]:
+    """Return what decides whether another process can use kernels and plans of this one."""
+    return {name: own() for name, (_, own) in _FACTS.items()}
+
+
+def difference(theirs: Mapping[str, Any], names: Iterable[str]) -> Difference | None:
+    """Return the first of these facts that is another one in this process, or None."""
+    for name in names:
+        words, own = _FACTS[name]
+        if theirs.get(name) != (ours := own()):
+            return Difference(words, theirs.get(name), ours)
+    return None
+
+
+# The name in words of each fact, and the function that returns this process's.
+_FACTS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "tritonite": ("Tritonite", lambda: sys.modules["tritonite"].__version__),
+    "torch": ("torch", lambda: torch.__version__.partition("+")[0]),
+    "triton": ("Triton", lambda: triton.__version__),
+    "environment": ("compiler's environment", lambda: dict(sorted(get_cache_invalidating_env_vars().items()))),
+    "kind": ("device", lambda: devices.current.type + " (interpreted)" * devices.current.interpreted),
+    "device": ("GPU", lambda: "" if devices.current.host_memory else devices.name_of(devices.current_device())),
+    "capability": ("capability", lambda: devices.architecture(devices.current_device()) or "none"),
+}
 
 
 def _targets(members: Mapping[str, bytes]) -> list[Any]:

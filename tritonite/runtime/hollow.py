@@ -1,8 +1,13 @@
-"""Hollow tensors: metadata without memory, for the results and scratch of a call that is described but not run."""
+"""Hollow tensors: metadata without memory, for the results and scratch of a call that is described but not run.
+
+A call that runs may have them, too: values that a kernel computes and that never reach memory are `guarded`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tritonite import devices
+from tritonite.errors import Decline
 
 # No process maps these addresses. Each tensor gets a range of its own, so that no two tensors overlap.
 _FIRST, _LAST = 2**62, 2**63 - 2**60
@@ -45,6 +51,43 @@ def is_hollow(value: object) -> bool:
     return isinstance(value, _Hollow)
 
 
+class _Guarded(threading.local):
+    storages: frozenset[int] = frozenset()
+
+
+_guarded = _Guarded()
+
+
+@contextlib.contextmanager
+def guarded(values: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Decline launches, and operators of ATen but views, that take one of these hollow tensors or a view of one.
+
+    The guard holds for this thread within the with block. Tensors that are not hollow have no guard.
+    """
+    outer = _guarded.storages
+    _guarded.storages = outer | {value.untyped_storage()._cdata for value in values if is_hollow(value)}
+    try:
+        yield
+    finally:
+        _guarded.storages = outer
+
+
+def decline_guarded(*arguments: Any) -> None:
+    """Raise Decline if a guarded tensor is among arguments, also within lists, tuples, dicts and descriptors."""
+    if _guarded.storages:
+        for value in arguments:
+            _decline_guarded(value)
+
+
+def _decline_guarded(value: Any) -> None:
+    if isinstance(value, (list, tuple)):
+        decline_guarded(*value)
+    elif isinstance(value, dict):
+        decline_guarded(*value.values())
+    elif is_hollow(base := getattr(value, "base", value)) and base.untyped_storage()._cdata in _guarded.storages:
+        raise Decline("an operator that reads or writes a fused value in memory, where it never is")
+
+
 class DataUnknown(Exception):
     """Raised where a call depends on the contents of a hollow tensor."""
 
@@ -60,6 +103,7 @@ class _Hollow(torch.Tensor):
         if not (
             func.is_view or func.overloadpacket.__name__.removeprefix("new_").startswith(("empty", "_unsafe_view"))
         ):
+            decline_guarded(args, kwargs)
             raise DataUnknown
         args, kwargs = pytree.tree_map_only(cls, lambda tensor: tensor.plain, (args, kwargs or {}))
         results = func(*args, **kwargs)

@@ -26,6 +26,7 @@ from tritonite import devices
 from tritonite.errors import CapturedInPart, Decline
 from tritonite.language.order import waits
 from tritonite.runtime import cache, compilation, contract, progress
+from tritonite.runtime.hollow import decline_guarded
 from tritonite.runtime.interpreted import InterpretedCall
 from tritonite.runtime.interpreter import interpreting, on_host
 from tritonite.runtime.nested import flatten
@@ -181,6 +182,7 @@ class Launch:
         if self.compiled is not None and self._runtime.launch_index() != self.device_index:
             with self._runtime.on(torch.device(devices.current.type, self.device_index)):
                 return self(operands, outs)
+        decline_guarded(operands, outs)
         if (recorder := contract.recorder()) is not None:
             specialization = self.specialization
             kinds = tuple(specialization.signature.values())[len(self._leading) + 2 :]

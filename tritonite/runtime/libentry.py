@@ -26,6 +26,7 @@ from tritonite import devices, dtypes
 from tritonite.errors import InvalidDeclaration
 from tritonite.language.order import waits
 from tritonite.runtime import compilation, contract, launch
+from tritonite.runtime.hollow import decline_guarded
 from tritonite.runtime.interpreted import InterpretedCall
 from tritonite.runtime.interpreter import interpreting, on_host
 from tritonite.runtime.launch import DESCRIPTORS, LaunchDescription, Specialization
@@ -107,6 +108,7 @@ class LibEntry(KernelInterface):
         if _SEVERAL and (index := _device_index(args, kwargs)) not in (None, devices.current.runtime.launch_index()):
             with devices.current.runtime.on(torch.device(devices.current.type, index)):
                 return self.run(*args, grid=grid, warmup=warmup, **kwargs)
+        decline_guarded(args, kwargs)
         symbols = {name: value for name, value in self._named(args, kwargs).items() if _has_symbol(value)}
         if symbols:
             args = tuple([value_of(value) for value in args])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tritonite.runtime.hollow import DataUnknown, hollow, is_hollow, without_elements
+from tritonite.runtime.hollow import DataUnknown, decline_guarded, hollow, is_hollow, without_elements
 from tritonite.runtime.opaque import OpaqueMode
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Watch(OpaqueMode):
             if func in _ZEROS:
                 recorder.zeroed(result)
             return result
+        decline_guarded(args, kwargs)
         if func in _COPIES:
             result = self._fresh(func, args, kwargs)
             if result.device == args[0].device:

@@ -110,14 +110,15 @@ class Reduction:
         read = read or [compute] * len(inputs)
         fused = fused_rows(tuple(inputs), tuple(outs), len(inputs), read)
         inputs, outs = fused.inputs, fused.outs
-        space = RowSpace.of(inputs, tuple(dims), (), outs, INDEX in self.states)
+        rows = (outs, fused.further)
+        space = RowSpace.of(inputs, tuple(dims), (), (*outs, *fused.further), INDEX in self.states)
         if not space.n_kept:
             return
         blocks = choice.for_reduction(space, len(self.states))
         meta = fused.meta(self.meta(space, blocks, compute, numbers, read))
         count, padded = float(space.n_reduced), _padded(numbers)
         if blocks.splits == 1:
-            self._launch(inputs, outs, space, blocks, meta, count, padded, self.asserting)
+            self._launch(inputs, rows, space, blocks, meta, count, padded, self.asserting)
             return
         partial = self.states_of_splits(inputs, space, blocks, compute, meta, padded)
         # The space of the stored states: n_kept rows of one element per split.
@@ -133,12 +134,12 @@ class Reduction:
         )
         last = choice.for_states(of_states)
         meta = meta.of_states(**last.meta_fields(of_states))
-        self._launch(partial, outs, of_states, last, meta, count, padded, self.asserting)
+        self._launch(partial, rows, of_states, last, meta, count, padded, self.asserting)
 
     @staticmethod
     def _launch(
         inputs: tuple[torch.Tensor, ...],
-        outs: tuple[torch.Tensor, ...],
+        row_tensors: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]],
         space: RowSpace,
         blocks: RowBlocks,
         meta: RowsMeta,
@@ -147,7 +148,7 @@ class Reduction:
         asserting: bool = False,
     ) -> None:
         reduce[blocks.grid](
-            *(inputs, outs, space.shapes, space.strides, space.sizes, blocks.steps, count, *padded),
+            *(inputs, row_tensors, space.shapes, space.strides, space.sizes, blocks.steps, count, *padded),
             META=meta,
             **blocks.options | (ASSERTING if asserting else {}),
         )
@@ -164,8 +165,8 @@ class Reduction:
         """Return the states of split rows: a tensor of shape (splits, n_kept) for each value of the state."""
         shape, device = (blocks.splits, space.n_kept), inputs[0].device
         partial = tuple([empty(shape, dtype, device) for dtype in self._dtypes(space, compute)])
-        meta = dataclasses.replace(meta, project=None)
-        self._launch(inputs, partial, space, blocks, meta, 0.0, padded, self.asserting)
+        meta = dataclasses.replace(meta, project=None, epilogue=None)
+        self._launch(inputs, (partial, ()), space, blocks, meta, 0.0, padded, self.asserting)
         return partial
 
     def _dtypes(self, space: RowSpace, compute: torch.dtype) -> list[torch.dtype]:
@@ -210,6 +211,7 @@ class Reduction:
             misaligned=space.misaligned,
             kept_alignment=space.kept_alignment if blocks.rows > 1 else 1,
             scalar_loads=space.scalar_loads and devices.current.ptx,
+            results=self.results,
             column_reduction=not space.inner and not invariant,
             group=group,
             consecutive=consecutive,
@@ -293,7 +295,6 @@ class RowTransform:
             # Stages take few registers, so more rows would be in flight than a cache keeps for the second pass.
             stages=meta.stages if space.inner or meta.single_block else (),
             leaf_operands=leaf_operands,
-            results=reduction.results,
             applied=self.applied or reduction.results,
             written=tuple(written),
             unrolled=choice.unrolled(space, traits, blocks),

@@ -2,6 +2,8 @@
 
 The kernels load the operands of all programs and of the formulas as one list. A prologue makes operands of the
 formulas of some of them, and an epilogue makes the outputs of the transformed element and of the last ones.
+
+The epilogue of a reduction makes the outputs of a row's result, and its operands have an element per row.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class RowPrologue:
 class FusedRows(NamedTuple):
     """The operands in memory and the outputs of a call, and the programs that are fused into it.
 
-    The reduction loads the first `leaf_operands` operands.
+    The reduction loads the first `leaf_operands` operands. `further` are the operands of a reduction's epilogue.
     """
 
     inputs: tuple[torch.Tensor, ...]
@@ -50,9 +52,12 @@ class FusedRows(NamedTuple):
     outs: tuple[torch.Tensor, ...]
     prologue: RowPrologue | None = None
     epilogue: ResultProgram | None = None
+    further: tuple[torch.Tensor, ...] = ()
 
     def meta(self, meta: RowsMeta) -> RowsMeta:
         """Return the parameters of the kernel with the programs."""
+        if self.epilogue is not None:
+            meta = dataclasses.replace(meta, epilogue=self.epilogue)
         if self.prologue is None:
             return meta
         return dataclasses.replace(
@@ -61,7 +66,6 @@ class FusedRows(NamedTuple):
             leaf_operands=self.leaf_operands,
             scalar_loads=False,
             prologue=self.prologue,
-            epilogue=self.epilogue,
         )
 
 
@@ -79,29 +83,32 @@ def fused_rows(
         transformed: whether `outs` have the shape of `inputs`.
     """
     prologue = next((found for x in inputs[:leaf_operands] if (found := prologue_of(x)) is not None), None)
-    epilogue = epilogue_of(outs[0]) if transformed else None
-    if prologue is None and epilogue is None:
-        if any(prologue_of(x) is not None for x in inputs[leaf_operands:]) or any(map(epilogue_of, outs)):
-            raise Decline("a program whose value is not reduced")
-        return FusedRows(inputs, leaf_operands, outs)
-    shape = inputs[0].shape
+    epilogue = epilogue_of(outs[0])
+    if any(prologue_of(x) is not None for x in inputs[leaf_operands:]) and prologue is None:
+        raise Decline("a program whose value is not reduced")
+    if any(epilogue_of(out) is not None for out in outs[1:]):
+        raise Decline("a program of another result than the first")
+    after, further = None, ()
+    if epilogue is not None:
+        after = ResultProgram.of(epilogue.program, epilogue.result, epilogue.tensors, epilogue.numbers)
+        further = tuple([x.expand(epilogue.result.shape) for x in epilogue.tensors])
+        outs = (*epilogue.outs, *outs[1:])
+    if prologue is None and (epilogue is None or not transformed):
+        return FusedRows(inputs, leaf_operands, outs, None, after, further)
     memory: list[torch.Tensor] = []
-    program = None if prologue is None else _program_before(prologue, shape, memory)
+    program = None if prologue is None else _program_before(prologue, inputs[0].shape, memory)
     sources = _sources(inputs[:leaf_operands], memory)
     loads = len(memory)
     sources += _sources(inputs[leaf_operands:], memory)
     count = len(sources)
     dtypes: list[Any] = [TRITON_DTYPES[dtype] for dtype in read]
-    after = None
-    if epilogue is not None:
-        for x in epilogue.tensors:
-            sources.append(len(memory))
-            dtypes.append(None)
-            memory.append(x.expand(shape))
-        after = ResultProgram.of(epilogue.program, epilogue.result, epilogue.tensors, epilogue.numbers)
-        outs = epilogue.outs
+    if transformed:
+        sources += range(len(memory), len(memory) + len(further))
+        dtypes += [None] * len(further)
+        memory += further
+        further = ()
     before = RowPrologue(program, tuple(sources), tuple(dtypes), leaf_operands, count)
-    return FusedRows(tuple(memory), loads, outs, before, after)
+    return FusedRows(tuple(memory), loads, outs, before, after, further)
 
 
 def _sources(inputs: Sequence[torch.Tensor], memory: list[torch.Tensor]) -> list[int]:

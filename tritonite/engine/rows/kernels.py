@@ -118,9 +118,26 @@ def _in_a_thread_each(states, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _write_reduced(states, outs, rows, n_kept, count, given, META: tl.constexpr):
-    """Store the results of rows with these states or, without `project`, the states."""
+def _after_row_epilogue(results, further, rows, FIRST: tl.constexpr, META: tl.constexpr):
+    """Return the outputs of the epilogue, which reads the first of the rows' results, and the other results.
+
+    `further` are the epilogue's operands, with an element per row. FIRST numbers the first of them among row tensors.
+    """
     kept, kept_mask, shapes, strides = rows
+    EPILOGUE: tl.constexpr = META.epilogue
+    values = ()
+    for i in tl.static_range(len(further)):
+        offset = strided_offset(kept, shapes[0], strides[ROW_TENSORS][FIRST + i])
+        values = values + (tl.load(further[i] + offset, mask=kept_mask, other=0),)
+    first = tl.broadcast_to(results[0], (META.block[0],))
+    return evaluate_result_program(EPILOGUE, first, values) + results[1:]
+
+
+@triton.jit
+def _write_reduced(states, row_tensors, rows, n_kept, count, given, META: tl.constexpr):
+    """Store the results of rows with these states, or of the epilogue. Without `project` store the states."""
+    kept, kept_mask, shapes, strides = rows
+    outs, further = row_tensors
     if META.project is None:
         for i in tl.static_range(len(outs)):
             tl.store(outs[i] + tl.program_id(1).to(META.index) * n_kept + kept, states[i], mask=kept_mask)
@@ -129,7 +146,9 @@ def _write_reduced(states, outs, rows, n_kept, count, given, META: tl.constexpr)
         # The projection of an extremum's index computes nothing that is worth the exchange.
         if META.block[0] > 1 and len(strides[ELEMENT_INDEX]) == 0 and not META.row_per_thread:
             states = _in_a_thread_each(states, META.block[0])
-        results = project_states(states, tl.full((), count, tl.float64), numbers, META, len(outs))
+        results = project_states(states, tl.full((), count, tl.float64), numbers, META, META.results)
+        if META.epilogue is not None:
+            results = _after_row_epilogue(results, further, rows, len(outs), META)
         for i in tl.static_range(len(outs)):
             offset = strided_offset(kept, shapes[0], strides[ROW_TENSORS][i])
             result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (META.block[0],))
@@ -140,7 +159,7 @@ def _write_reduced(states, outs, rows, n_kept, count, given, META: tl.constexpr)
 @triton.jit(do_not_specialize=["steps"])
 def reduce(
     inputs,
-    outs,
+    row_tensors,
     shapes,
     strides,
     sizes,
@@ -152,7 +171,8 @@ def reduce(
 ):
     """Reduce `steps` blocks of a program's rows, and store the rows' results or their states.
 
-    `sizes` are the number of rows and their length. `count` is the number of elements that a row's results are of.
+    `row_tensors` are the outputs and the epilogue's operands, with an element per row. `sizes` are the number of rows
+    and their length. `count` is the number of elements that a row's results are of.
     """
     wait_for_previous_launch()
     n_kept, n_reduced = aligned_to(sizes[0], META.kept_alignment), aligned_to(sizes[1], META.aligned)
@@ -168,10 +188,10 @@ def reduce(
         values = load(inputs, rows, reduced, mask, META, 0, META.leaf_operands, "", "")
         if all_loads_issued(steps, META.loads_first):
             states = reduce_block(values, rows, span, mask, leaf_numbers, META)
-            _write_reduced(states, outs, rows, n_kept, count, (number_0, number_1), META)
+            _write_reduced(states, row_tensors, rows, n_kept, count, (number_0, number_1), META)
     else:
         states = reduce_blocks(inputs, rows, span, leaf_numbers, META, "")
-        _write_reduced(states, outs, rows, n_kept, count, (number_0, number_1), META)
+        _write_reduced(states, row_tensors, rows, n_kept, count, (number_0, number_1), META)
 
 
 @triton.jit

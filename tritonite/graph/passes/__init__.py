@@ -73,6 +73,18 @@ def run_passes(module: fx.GraphModule, selected: frozenset[str], fuse: bool) -> 
     module.recompile()
 
 
+def fuse_joint_graph(module: fx.GraphModule, selected: frozenset[str]) -> None:
+    """Replace norms together with their gradients in a joint graph, which AOTAutograd cuts into both passes later.
+
+    A graph with checkpoints stays as it is, because each operator says whether the backward pass computes it again.
+    """
+    from tritonite.graph.patterns import JOINT_RULES, fuse_patterns
+
+    if any("recompute" in node.meta for node in module.graph.nodes):
+        return
+    fuse_patterns(module, selected, JOINT_RULES)
+
+
 def _remove_dead_code(module: fx.GraphModule) -> None:
     with checks_kept():
         module.graph.eliminate_dead_code()

@@ -1,9 +1,9 @@
 """Fusion of pointwise operators into the call whose operand they make, or whose result they read.
 
 A reduction or a row operator, such as a softmax or a norm, computes the pointwise operators that make its input alone
-(the prologue). A row operator, a product or a convolution computes those that alone read its result (the epilogue).
-Each becomes a program within the kernel, so that the value between the two is never in memory. That value is rounded as
-in memory. Sums of a reduction may be added in another order, because blocks depend on all operands.
+(the prologue). A reduction, a row operator, a product or a convolution computes those that alone read its result (the
+epilogue). Each becomes a program within the kernel, so that the value between the two is never in memory. That value
+is rounded as in memory. Sums of a reduction may be added in another order, because blocks depend on all operands.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tritonite.graph.passes.pointwise import (
 )
 from tritonite.graph.passes.regions import Regions, replace
 
-# Operators whose first argument a prologue may make. Their host functions read it by `Reduction` and `RowTransform`
-# alone, as it is.
+# Operators whose first argument a prologue may make, since their host functions read it by `Reduction` and
+# `RowTransform`. A call that reads it otherwise declines (`engine/fusing.py`).
 _REDUCTIONS = frozenset(
     ("sum", "mean", "amax", "amin", "argmax", "argmin", "prod", "nansum", "any", "all", "linalg_vector_norm")
-    + ("logsumexp", "var", "std", "var_mean", "std_mean")
+    + ("logsumexp", "var", "std", "var_mean", "std_mean", "count_nonzero", "aminmax")
 )
-# Operators whose result an epilogue may read, and nothing else.
+# Operators whose first argument no prologue makes: tiles would compute it again, and descriptors could not load it.
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_int_mm", "convolution"))
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _ROW_OPERATORS = frozenset(("_softmax", "_log_softmax", "_safe_softmax", "native_layer_norm", "_fused_rms_norm"))
@@ -233,7 +233,7 @@ def _grow_after(regions: Regions, calls: dict[fx.Node, PointwiseCall], kernel: _
     All of the result's readers have to be among them.
     """
     result = kernel.result
-    if result is None or _packet(kernel.node) not in _ROW_OPERATORS | _PRODUCTS:
+    if result is None:
         return False
     most_stored = 1 if _packet(kernel.node) in _PRODUCTS else 2
     shape = result.meta["val"].shape

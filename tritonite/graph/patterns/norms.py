@@ -1,8 +1,8 @@
-"""Norms and norms of sums to `tritonite::rms_norm` and `tritonite::layer_norm`, in graphs of inference.
+"""Norms and norms of sums to `tritonite::rms_norm` and `tritonite::layer_norm`.
 
 A root mean square norm is written out, as in transformers' models and as ATen decomposes `rms_norm` on a CPU. On a GPU
 `rms_norm` stays one operator, `aten::_fused_rms_norm`. It has a kernel of its own, as a layer norm has, and both are
-only replaced together with the sum that they read.
+only replaced together with the sum that they read. Statistics of rows that a backward pass reads are results, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from tritonite.graph.patterns.rewrite import NotReplaced, Rewriter, like, same_s
 _X = Converted(Capture("x", is_tensor), "wide")
 _SQUARE = Either((Call((aten.pow.Tensor_Scalar,), (_X, 2)), mul(_X, _X)))
 _MEAN = Call((aten.mean.dim,), (_SQUARE, Capture("dims"), True))
-_NORMED = mul(_X, Call((aten.rsqrt.default,), (add(_MEAN, Capture("eps", is_number)),)))
+_RSTD = Call((aten.rsqrt.default,), (add(_MEAN, Capture("eps", is_number)),), name="rstd")
+_NORMED = mul(_X, _RSTD)
 _WEIGHT = Capture("weight", is_tensor)
 # The product of the weight and the normalised x: rounded before the product, and rounded after it.
 _PATTERNS = (
@@ -75,20 +76,30 @@ def _is_norm(match: Match, casting: str) -> bool:
 
 def _norm(rewriter: Rewriter, node: fx.Node, match: Match, casting: str, offset: float) -> dict[fx.Node, fx.Node]:
     x, weight, eps = match["x"], match.get("weight"), float(match["eps"])
-    # Conversions of x may have other readers.
-    wide = match.get("wide")
-    used_inside(match.nodes, [node] if wide is None else [node, wide])
+    # Conversions of x may have other readers, and the gradient reads rstd.
+    wide, rstd = match.get("wide"), match["rstd"]
+    used_inside(match.nodes, [each for each in (node, wide, rstd) if each is not None])
+    results = [rstd, node] if any(user not in match.nodes for user in rstd.users) else [node]
+
+    def replaced(call: fx.Node) -> dict[fx.Node, fx.Node]:
+        made = {node: like(rewriter.item(call, 0), node)}
+        return made if results == [node] else {**made, rstd: _column(rewriter, call, 2, rstd)}
+
     terms = _terms(x)
     if terms is not None:
         try:
             rewriter.at(x, (*terms, weight))
             call = rewriter.call(torch.ops.tritonite.rms_norm.default, *terms, weight, eps, offset, casting)
-            return {node: like(rewriter.item(call, 0), node), x: like(rewriter.item(call, 1), x)}
+            return {**replaced(call), x: like(rewriter.item(call, 1), x)}
         except NotReplaced:
             pass
-    rewriter.at(node, (x, weight))
-    call = rewriter.call(torch.ops.tritonite.rms_norm.default, x, None, weight, eps, offset, casting)
-    return {node: like(rewriter.item(call, 0), node)}
+    rewriter.at(results[0], (x, weight))
+    return replaced(rewriter.call(torch.ops.tritonite.rms_norm.default, x, None, weight, eps, offset, casting))
+
+
+def _column(rewriter: Rewriter, call: fx.Node, i: int, old: fx.Node) -> fx.Node:
+    """Return the item of a call with an element per row as a column, in the place of an old node."""
+    return like(rewriter.call(aten.unsqueeze.default, rewriter.item(call, i), -1), old)
 
 
 def _terms(x: Any) -> tuple[fx.Node, fx.Node] | None:
@@ -107,16 +118,22 @@ def rms_norm_of_sum(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node]
         return None
     x, shape, weight, eps = arguments_of(node)
     terms, value = _terms(x), tensor(x)
-    # The other result is read by a backward pass.
-    if terms is None or value is None or len(shape) != 1 or any(user.args[1] != 0 for user in node.users):
+    if terms is None or value is None or len(shape) != 1:
         return None
     if not (eps is None or is_number(eps)) or value.dtype not in FLOATS:
         return None
     rewriter.at(x, (*terms, weight))
     call = rewriter.call(torch.ops.tritonite.rms_norm.default, *terms, weight, eps, 0.0, "gemma")
+    return {**_items(rewriter, node, call), x: like(rewriter.item(call, 1), x)}
+
+
+def _items(rewriter: Rewriter, node: fx.Node, call: fx.Node) -> dict[fx.Node, fx.Node]:
+    """Return the new node of each item of ATen's norm: the normalised sum, or a statistic as a column."""
     normalized = rewriter.item(call, 0)
-    made = {user: like(normalized, user) for user in node.users}
-    return {**made, x: like(rewriter.item(call, 1), x)}
+    return {
+        user: _column(rewriter, call, user.args[1] + 1, user) if user.args[1] else like(normalized, user)  # type: ignore[operator]
+        for user in node.users
+    }
 
 
 def layer_norm(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | None:
@@ -125,11 +142,8 @@ def layer_norm(rewriter: Rewriter, node: fx.Node) -> dict[fx.Node, fx.Node] | No
         return None
     x, shape, weight, bias, eps = arguments_of(node)
     terms = _terms(x)
-    # The other results are read by a backward pass.
-    if terms is None or len(shape) != 1 or any(user.args[1] != 0 for user in node.users):  # type: ignore[arg-type]
+    if terms is None or len(shape) != 1:  # type: ignore[arg-type]
         return None
     rewriter.at(x, (*terms, weight, bias))  # type: ignore[arg-type]
     call = rewriter.call(torch.ops.tritonite.layer_norm.default, *terms, weight, bias, eps)
-    normalized = rewriter.item(call, 0)
-    made = {user: like(normalized, user) for user in node.users}
-    return {**made, x: like(rewriter.item(call, 1), x)}  # type: ignore[dict-item]
+    return {**_items(rewriter, node, call), x: like(rewriter.item(call, 1), x)}  # type: ignore[dict-item]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import triton
 
 from tritonite import devices
 from tritonite.errors import InvalidArtifact, MismatchedGraph, UnsavableGraph
@@ -24,8 +22,10 @@ from tritonite.graph.saving.values import decoded, device_of, encoded
 from tritonite.install.override import native_dispatcher
 from tritonite.runtime import artifact
 
-_FORMAT = 1
+_FORMAT = 2
 _MEMBER = "graphs.json"
+# The facts of an artifact that decide whether this process can run its plans. Binaries need no compiler.
+_FACTS = ("tritonite", "torch", "triton", "kind", "device", "capability")
 # Bytes of tensors by value. An artifact is limited to a little more.
 _MOST_BYTES = 2**32 - 2**28
 _ADVICE = "call it once with each shape before saving"
@@ -78,7 +78,7 @@ def save(
         reason = f"its tensors have {constants.size} bytes, and a file holds {_MOST_BYTES}; give save their module"
         raise UnsavableGraph(name=name, reason=reason)
     tensors, members = constants.written()
-    contents = {"format": _FORMAT, "facts": facts(), "name": name, "tensors": tensors, "kinds": described}
+    contents = {"format": _FORMAT, "name": name, "tensors": tensors, "kinds": described}
     needed = None
     if not any(map(calls_by_key, plans)):
         needed = {key for plan in plans for key in hashes(plan)}
@@ -109,7 +109,7 @@ def load(path: str | os.PathLike[str], module: torch.nn.Module | None = None) ->
         raise InvalidArtifact(path=path, reason="it holds no graphs; tritonite.load_kernels loads kernels") from None
     if contents.get("format") != _FORMAT:
         raise InvalidArtifact(path=path, reason=f"the format of its graphs is {contents.get('format')}, not {_FORMAT}")
-    check(contents["facts"], path)
+    check(found.facts, path)
     device = device_of(devices.current.type)
     try:
         constants = constants_of(contents["tensors"], found.entries, module, device)
@@ -126,26 +126,12 @@ def load(path: str | os.PathLike[str], module: torch.nn.Module | None = None) ->
     return LoadedGraph(contents["name"], served, constants)
 
 
-def facts() -> dict[str, Any]:
-    """Return what decides whether another process can run plans of this one."""
-    device = devices.current_device()
-    return {
-        "Tritonite": sys.modules["tritonite"].__version__,
-        "torch": torch.__version__.partition("+")[0],
-        "Triton": triton.__version__,
-        "device": devices.current.type + (" (Triton's interpreter)" if devices.current.interpreted else ""),
-        "GPU": devices.name_of(device),
-        "capability": devices.architecture(device) or "none",
-    }
-
-
-def check(theirs: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Raise MismatchedGraph unless this process can run plans of a process with the facts `theirs`."""
-    ours = facts()
-    for what, own in ours.items():
-        if theirs.get(what) != own:
-            reason = f"its graphs are for {what} {theirs.get(what)}, and this process has {own}; {_AGAIN}"
-            raise MismatchedGraph(path=path, reason=reason)
+def check(facts: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Raise MismatchedGraph unless this process can run plans of a process with these facts."""
+    found = artifact.difference(facts, _FACTS)
+    if found is not None:
+        reason = f"its graphs are for {found.what} {found.theirs}, and this process has {found.ours}; {_AGAIN}"
+        raise MismatchedGraph(path=path, reason=reason)
     if not devices.current.interpreted and native_dispatcher() is None:
         raise MismatchedGraph(path=path, reason="a GPU's plans need the native dispatcher, which is not in use")
 

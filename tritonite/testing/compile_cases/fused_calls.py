@@ -28,14 +28,17 @@ def _parts(call: str, x: torch.Tensor, dim: int, results: int, after: bool) -> t
     results_text = ", ".join(["int64" if call.startswith("arg") else name] * results)
     text = f"{call.format(dim=dim, size=x.shape[-1])} -> {results_text}"
     operands = [x[0]] if "t0" in text else []
-    epilogue: tuple[Any, ...] = ([x, x[0]], [1], _AFTER) if after else ([], [], "")
+    # A reduction's result has an element per row.
+    read = [x, x[0]] if call in _ROW_OPERATORS else [x.select(dim, 0), x.select(dim, 0)[:1]]
+    epilogue: tuple[Any, ...] = (read, [1], _AFTER) if after else ([], [], "")
     return ([x, x, x[:1]], [1], _BEFORE, operands, text, [], *epilogue)
 
 
 def _calls(x: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for dim in (1, 0):
-        for call in _REDUCTIONS:
-            yield f"{call} {dim}", _parts(call, x, dim, 1, False)
+        for i, call in enumerate(_REDUCTIONS):
+            after = (i + dim) % 2 == 1
+            yield f"{call} {dim}, after it {after}", _parts(call, x, dim, 1, after)
         yield f"softmax {dim}", _parts(_ROW_OPERATORS[0], x, dim, 1, True)
     yield "layer_norm", _parts(_ROW_OPERATORS[1], x, 1, 3, True)
 
@@ -47,7 +50,7 @@ def _operator() -> Any:
 
 @compile_cases("fused_calls")
 def fused_calls(full: bool) -> Iterator[Case]:
-    """Row operators with programs, in blocks of every kind."""
+    """Reductions and row operators with programs, in blocks of every kind."""
     op = _operator()
     targets = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx1100") if full else ("sm_90", "gfx942")
     for dtype in dtypes.FLOATS if full else (torch.float32, torch.bfloat16):
