@@ -1,11 +1,16 @@
 """Fixtures and checks of all tests. tritonite comes first: it sets up the interpreter before triton is imported."""
 
+import os
+
+# NumPy's and ATen's products read this once, when they are loaded. With a thread for each core, the threads of pytest's
+# workers and of the processes that tests start would spin while they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import tritonite  # noqa: I001
 
 import contextlib
 import dataclasses
 import itertools
-import os
 
 from collections import Counter
 from unittest import mock
