@@ -22,7 +22,10 @@ def block_type(own: Callable[..., None]) -> Callable[..., None]:
 
     def initialise(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
         # The fields hold the element type, so that no other object has its address.
-        key = (id(element_ty), *[size if size.__class__ is int else tl.core._unwrap_if_constexpr(size) for size in shape])
+        key = (
+            id(element_ty),
+            *[size if size.__class__ is int else tl.core._unwrap_if_constexpr(size) for size in shape],
+        )
         fields = known.get(key)
         if fields is not None:
             self.__dict__.update(fields)

@@ -45,7 +45,7 @@ class _Counter:
 
     @property
     def is_used(self) -> bool:
-        """Whether a call was counted here; the native dispatcher has counts of its own."""
+        """True after a call that Python counted. The native dispatcher has counts of its own."""
         return bool(self.launched or self.replayed or self.declined or self.unrecordable)
 
     def count_launch(self) -> None:
