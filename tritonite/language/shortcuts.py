@@ -125,7 +125,10 @@ def _number(value: Any, dtype: tl.dtype, semantic: Any) -> np.ndarray | None:
 
 
 def checked(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `binary_op_type_checking_impl` that only broadcasts tensors of one dtype, which need no cast."""
+    """Return `binary_op_type_checking_impl` that only broadcasts operands without a cast.
+
+    These are tensors of one dtype, and pointers with integer offsets.
+    """
 
     def binary_op_type_checking_impl(
         semantic: Any,
@@ -137,8 +140,9 @@ def checked(own: Callable[..., Any]) -> Callable[..., Any]:
         div_or_mod: bool = False,
     ) -> Any:
         if type(lhs) is tl.tensor and type(rhs) is tl.tensor:
-            name = lhs.dtype.name
-            if name == rhs.dtype.name and (name in _BITS or (name in _FLOATS and not (div_or_mod and name == "fp16"))):
+            name, other = lhs.dtype.name, rhs.dtype.name
+            alike = name == other and (name in _BITS or (name in _FLOATS and not (div_or_mod and name == "fp16")))
+            if alike or (allow_lhs_ptr and other in _INTEGERS and type(lhs.dtype) is tl.pointer_type):
                 return semantic.broadcast_impl_value(lhs, rhs)
         return own(semantic, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
 
