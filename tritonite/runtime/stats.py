@@ -110,7 +110,7 @@ def counts(overload: str) -> Counts:
         replayed += more
     with brief:
         if counter.declined:
-            declined = dict(counter.declined + Counter(declined))
+            declined = dict(Counter(declined) + counter.declined)
         return Counts(replayed + counter.replayed, counter.launched, declined, dict(counter.unrecordable))
 
 
