@@ -1,11 +1,16 @@
 """Fixtures and checks of all tests. tritonite comes first: it sets up the interpreter before triton is imported."""
 
+import os
+
+# NumPy's and ATen's products read this once, when they are loaded. With a thread for each core, the threads of pytest's
+# workers and of the processes that tests start would spin while they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import tritonite  # noqa: I001
 
 import contextlib
 import dataclasses
 import itertools
-import os
 
 from collections import Counter
 from unittest import mock
@@ -69,7 +74,7 @@ def some(*values, turns=1):
 
 def pytest_collection_modifyitems(items):
     """Put the longest tests first in each half of the list, with which two workers begin."""
-    longest = [item for item in items if item.path.name == "test_compile.py"]
+    longest = [item for item in items if item.originalname == "test_every_kernel_compiles"]
     others = [item for item in items if item not in longest]
     half = len(others) // 2
     items[:] = [*longest[::2], *others[:half], *longest[1::2], *others[half:]]
@@ -353,6 +358,7 @@ def pytest_runtest_call(item):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "smoke: quick checks run with every supported triton")
+    config.addinivalue_line("markers", "smoke: quick checks run with other releases of torch and triton")
+    config.addinivalue_line("markers", "host: smoke tests of what no triton decides, run with other releases of torch")
     config.addinivalue_line("markers", "declines(reason): every call of the test may be declined, for this reason")
     torch.set_num_threads(1)

@@ -5,7 +5,7 @@ import torch
 
 import tritonite
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.host]
 
 
 def _decline(device):

@@ -24,7 +24,7 @@ from tritonite.registry import Op
 from tritonite.testing import targets
 from tritonite.testing.judge import assert_close, to_reference
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.host]
 
 SHAPES = {
     "contiguous": lambda: torch.randn(4, 6, 8),

@@ -13,7 +13,7 @@ from tritonite.graph.passes import pointwise
 from tritonite.graph.passes.pointwise import fuse_pointwise
 from tritonite.graph.program import NAME
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.host]
 functional = torch.nn.functional
 
 

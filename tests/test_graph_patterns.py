@@ -14,7 +14,7 @@ from tritonite.graph.fused import calls_of
 from tritonite.graph.passes.pointwise import fuse_pointwise
 from tritonite.graph.patterns import fuse_patterns
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.host]
 functional = torch.nn.functional
 
 FLOATS = (torch.bfloat16, torch.float32)

@@ -7,7 +7,7 @@ import torch
 
 from tritonite.testing.judge import comparable, judge, judge_residuals
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.host]
 
 
 def judged(actual, aten, exact, dtype=torch.float32, **settings):

@@ -73,6 +73,7 @@ def compare(module, x, wanted, rtol=2e-5):
 
 
 @pytest.mark.smoke
+@pytest.mark.host
 @pytest.mark.parametrize(
     ("module", "operator"),
     [
@@ -118,6 +119,7 @@ def test_other_norms_are_kept(module, reason):
 
 
 @pytest.mark.smoke
+@pytest.mark.host
 @pytest.mark.parametrize(
     ("module", "formula"),
     [

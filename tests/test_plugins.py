@@ -51,6 +51,7 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.smoke
+@pytest.mark.host
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("check", checks_of(FOLDER / "checks.py"))
 def test_device(results, package, check):

@@ -13,7 +13,7 @@ import tritonite
 from tritonite.errors import UnknownOperator
 from tritonite.install.override import installed, registered
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.host]
 
 
 def launched(name):

@@ -22,10 +22,13 @@ def block_type(own: Callable[..., None]) -> Callable[..., None]:
 
     def initialise(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
         # The fields hold the element type, so that no other object has its address.
-        key = (id(element_ty), *[size.value if isinstance(size, tl.constexpr) else size for size in shape])
+        key = (
+            id(element_ty),
+            *[size if size.__class__ is int else tl.core._unwrap_if_constexpr(size) for size in shape],
+        )
         fields = known.get(key)
         if fields is not None:
-            vars(self).update(fields)
+            self.__dict__.update(fields)
             return
         own(self, element_ty, shape)
         if len(known) >= _MOST_TYPES:
@@ -40,16 +43,22 @@ def tensor(own: Callable[..., None]) -> Callable[..., None]:
 
     Block types keep them. Other types are part of records that are copied deeply, and have one shape.
     """
-    scalar: dict[str, Any] = {}
+    scalar: list[Any] = []
 
     def initialise(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
-        fields = vars(type).setdefault("tensor_fields", {}) if type.is_block() else scalar
-        if not fields:
-            own(self, handle, type)
-            fields |= {"shape": self.shape, "numel": self.numel}
+        if type.__class__ is tl.block_type:
+            fields, dtype = type.__dict__.get("tensor_fields"), type.element_ty
         else:
-            vars(self).update(fields)
-            self.handle, self.type, self.dtype = handle, type, type.scalar
+            fields, dtype = scalar, type.scalar
+        if fields:
+            self.shape, self.numel = fields
+            self.handle, self.type, self.dtype = handle, type, dtype
+            return
+        own(self, handle, type)
+        if type.is_block():
+            type.tensor_fields = [self.shape, self.numel]
+        else:
+            scalar[:] = [self.shape, self.numel]
 
     return initialise
 
@@ -64,24 +73,13 @@ def equality(own: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def unwrap(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `_unwrap_if_constexpr` that returns integers, by far the most values, at once."""
+    """Return `_unwrap_if_constexpr` that returns values of the most frequent types at once."""
+    plain = {int, float, bool, str, type(None), tl.tensor, tl.dtype, tl.pointer_type, tl.block_type}
 
     def _unwrap_if_constexpr(value: Any) -> Any:
-        return value if type(value) is int else own(value)
+        return value if value.__class__ in plain else own(value)
 
     return _unwrap_if_constexpr
-
-
-def broadcast(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `broadcast_impl_value` that returns two blocks of one shape at once."""
-
-    def broadcast_impl_value(semantic: Any, lhs: tl.tensor, rhs: tl.tensor) -> Any:
-        one, other = lhs.type, rhs.type
-        if one.is_block() and other.is_block() and one.shape.values == other.shape.values:
-            return lhs, rhs
-        return own(semantic, lhs, rhs)
-
-    return broadcast_impl_value
 
 
 def patch_builtins(patch_one: Callable[..., None]) -> Callable[..., None]:

@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.language import shortcuts
 
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
@@ -66,8 +67,9 @@ def arithmetic(builder: Any, own: str, *given: Any) -> TensorHandle:
     Other dtypes go to the interpreter's method named `own`, which would treat the bits of bfloat16 as integers.
     """
     *operands, function = given
-    if any(operand.dtype.scalar != tl.bfloat16 for operand in operands):
-        return getattr(type(builder), own)(builder, *given)
+    for operand in operands:
+        if operand.dtype.scalar.name != "bf16":
+            return getattr(type(builder), own)(builder, *given)
     result = function(*[cast(builder, operand, tl.float32).data for operand in operands])
     if result.dtype == np.bool_:
         return TensorHandle(result, tl.int1)
@@ -139,8 +141,8 @@ def refuse_unless(condition: Any, message: str) -> None:
         raise Decline(message, lasting=False)
 
 
-def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:
-    """Patch `tl.tensor` by the interpreter's own `patch`, then replace its `__index__` and `__bool__`.
+def patch_tensor(patch: Callable[..., None], semantic: Any, tensor: type, scope: Any) -> None:
+    """Patch `tl.tensor` by the interpreter's own `patch`, then replace its `__index__`, `__bool__` and operators.
 
     NumPy 2.4 does not accept Triton 3.6's scalars as indices. The interpreter takes every block for true; Triton's
     compiler refuses its truth value as ambiguous.
@@ -148,6 +150,8 @@ def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:
     patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
     scope.set_attr(tensor, "__bool__", _truth)
+    for name, operator in shortcuts.operators(tensor, semantic).items():
+        scope.set_attr(tensor, name, operator)
 
 
 def _truth(value: tl.tensor) -> bool:

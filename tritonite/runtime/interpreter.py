@@ -55,8 +55,9 @@ def _prepare_core() -> None:
     from triton.language import core, semantic
     from triton.runtime import interpreter
 
-    from tritonite.language import interned, interpreted
+    from tritonite.language import interned, interpreted, shortcuts
 
+    interpreter._patch_attr = shortcuts.patch_one(interpreter._patch_attr, interpreter.interpreter_semantic)
     interpreter._patch_lang(triton.language.cdiv.fn)
     interpreter._get_np_dtype = interpreted.by_name(interpreter._get_np_dtype)
     interpreter._patch_builtin = interned.patch_builtins(interpreter._patch_attr)
@@ -65,7 +66,10 @@ def _prepare_core() -> None:
     core.block_type.__init__ = interned.block_type(core.block_type.__init__)
     for kind in (core.dtype, core.pointer_type, core.block_type):
         kind.__eq__ = interned.equality(kind.__eq__)
-    semantic.TritonSemantic.broadcast_impl_value = interned.broadcast(semantic.TritonSemantic.broadcast_impl_value)
+    interpreter.TensorHandle.__init__ = shortcuts.handle(interpreter.TensorHandle.__init__)
+    checked = shortcuts.checked(semantic.TritonSemantic.binary_op_type_checking_impl)
+    semantic.TritonSemantic.binary_op_type_checking_impl = checked
+    semantic.TritonSemantic.broadcast_impl_value = shortcuts.broadcast(semantic.TritonSemantic.broadcast_impl_value)
 
 
 def on_host(values: Any) -> Any:
@@ -105,7 +109,7 @@ def interpreting() -> Iterator[None]:
     from triton.runtime.errors import InterpreterError
     from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 
-    from tritonite.language import interpreted
+    from tritonite.language import interpreted, shortcuts
 
     dot = interpreted.dot_in_order if contract.settings().invariant else interpreted.dot
     changes = {
@@ -117,6 +121,7 @@ def interpreting() -> Iterator[None]:
         "create_fp_to_fp": functools.partial(interpreted.to_float8, interpreter_builder),
         "create_dot": functools.partial(dot, interpreter_builder),
         "create_splat": functools.partial(interpreted.splat, interpreter_builder),
+        "create_expand_dims": shortcuts.expand_dims,
     }
     contract.note_launch()
     with _lock:
@@ -129,7 +134,7 @@ def interpreting() -> Iterator[None]:
         vars(interpreter_builder).update(changes)
         semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
         interpreter._implicit_cvt = functools.partial(interpreted.argument, convert)
-        interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
+        interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor, semantic)
         interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_pairwise(reduce, *given)
         # Triton's own call patches its whole language again for every function that a kernel calls, which is slow.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)

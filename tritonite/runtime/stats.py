@@ -43,6 +43,11 @@ class _Counter:
         self.unrecordable: Counter[str] = Counter()
         self.logged: set[str] = set()
 
+    @property
+    def is_used(self) -> bool:
+        """True after a call that Python counted. The native dispatcher has counts of its own."""
+        return bool(self.launched or self.replayed or self.declined or self.unrecordable)
+
     def count_launch(self) -> None:
         with brief:
             self.launched += 1
@@ -79,6 +84,10 @@ _counters: dict[str, _Counter] = {}
 
 
 def counts_of(overload: str) -> _Counter:
+    # A counter is made where there is none: most calls find one.
+    found = _counters.get(overload)
+    if found is not None:
+        return found
     with brief:
         return _counters.setdefault(overload, _Counter(overload))
 
@@ -95,20 +104,20 @@ def read_native(dispatcher: Any) -> None:
 def counts(overload: str) -> Counts:
     """Return the counts of one overload since the process began or `reset_stats()`."""
     counter = counts_of(overload)
-    replayed, declined = 0, Counter[str]()
+    replayed, declined = 0, dict[str, int]()
     for dispatcher in _native:
-        more, reasons, _ = dispatcher.counts(overload)
+        more, declined, _ = dispatcher.counts(overload)
         replayed += more
-        declined.update(reasons)
     with brief:
-        declined.update(counter.declined)
-        return Counts(replayed + counter.replayed, counter.launched, dict(declined), dict(counter.unrecordable))
+        if counter.declined:
+            declined = dict(Counter(declined) + counter.declined)
+        return Counts(replayed + counter.replayed, counter.launched, declined, dict(counter.unrecordable))
 
 
 def every_count() -> dict[str, Counts]:
     """Return the counts of every overload called since the process began or `reset_stats()`, by overload."""
     with brief:
-        names = sorted(_counters)
+        names = sorted(name for name, counter in _counters.items() if _native or counter.is_used)
     found = {name: counts(name) for name in names}
     return {name: entry for name, entry in found.items() if entry != Counts()}
 
@@ -139,10 +148,11 @@ def reset_stats() -> None:
     forget()
     with brief:
         for counter in _counters.values():
-            counter.launched = counter.replayed = 0
-            counter.declined.clear()
-            counter.unrecordable.clear()
             counter.logged.clear()
+            if counter.is_used:
+                counter.launched = counter.replayed = 0
+                counter.declined.clear()
+                counter.unrecordable.clear()
         names = list(_counters)
     for dispatcher in _native:
         for name in names:
