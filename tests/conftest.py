@@ -36,6 +36,7 @@ from tritonite.engine.sorting.table import SORTING
 from tritonite.runtime import contract, native
 from tritonite.runtime.stats import totals
 from tritonite.install import library, override
+from tritonite.ops import aten
 from tritonite.testing.judge import without_tf32
 
 # Whether all cases run, as on a GPU. By default some run, because the interpreter takes seconds for a case.
@@ -310,6 +311,12 @@ def registered_once():
     """
     with tritonite.use_gems(include=()):
         yield
+
+
+@pytest.fixture
+def any_architecture(monkeypatch):
+    """Have kernels run on GPUs of every architecture, also where ATen refuses the calls."""
+    monkeypatch.setattr(aten, "check_architecture", lambda *given: None)
 
 
 @pytest.fixture(autouse=True)

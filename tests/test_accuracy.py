@@ -8,6 +8,7 @@ import torch
 from conftest import FULL
 
 import tritonite
+from tritonite.devices import architecture
 from tritonite.testing import opinfo, verify
 from tritonite.testing.samples import samples
 from tritonite.testing.verify import DTYPES, check_opinfo, check_overload
@@ -30,6 +31,8 @@ if tritonite.device == "cuda":
     MISSING["_batch_norm_with_update.out"] = "ATen's own ends the process where cuDNN serves it (torch 2.11)"
     MISSING["range.out_"] = "ATen's own calls itself until the process ends"
     MISSING["_histogramdd_from_bin_cts.out"] = "ATen's calls a functional form that it has for the CPU alone"
+    if not architecture(torch.device("cuda", 0)).startswith("sm_8"):
+        MISSING["_mixed_dtypes_linear"] = "ATen has it for sm_8x alone"
     MISSING["_add_relu.Scalar_out"] = "ATen's calls a functional form that it has for the CPU alone"
 else:
     MISSING["rrelu_with_noise.out"] = "ATen's own for CPUs writes beyond an output that is too small"

@@ -9,6 +9,8 @@ from torch.quantization import _quantized_conversions
 import tritonite
 from tritonite.errors import Decline
 
+pytestmark = pytest.mark.usefixtures("any_architecture")
+
 linear = tritonite.overloads()["_mixed_dtypes_linear"]
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 

@@ -5,9 +5,12 @@ import torch
 
 import tritonite
 from tritonite.errors import Decline
-from tritonite.ops import scaled_products
+from tritonite.ops import aten, scaled_products
 from tritonite.testing.samples import REFERENCES, samples
 
+pytestmark = pytest.mark.usefixtures("any_architecture")
+
+check_architecture = aten.check_architecture
 E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 # Hopper's tensor cores add float8 products with 13 bits of the largest (DeepSeek-AI 2024).
 TOLERANCE = 1e-5 if tritonite.backend.interpreted else 4e-3
@@ -165,3 +168,10 @@ def test_declined_groups():
     ):
         with pytest.raises(Decline, match=reason):
             scaled_products._scaled_grouped_mm(*good[:index], other, *good[index + 1 :])
+
+
+def test_architectures_that_aten_refuses_decline(monkeypatch):
+    monkeypatch.setattr(aten.devices, "architecture", lambda device: "sm_90")
+    check_architecture(torch.device("cpu"), ("sm_8", "sm_9"), "products")
+    with pytest.raises(Decline, match="products on sm_90; ATen has them for sm_8, sm_12 alone"):
+        check_architecture(torch.device("cpu"), ("sm_8", "sm_12"), "products")

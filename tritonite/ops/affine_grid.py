@@ -1,6 +1,8 @@
 """cuDNN's grids of positions under affine maps of images, and their gradients. Corners are at -1 and 1."""
 
-from tritonite.dtypes import FLOATS, opmath
+import torch
+
+from tritonite.dtypes import opmath
 from tritonite.engine.movement import result
 from tritonite.errors import Decline
 from tritonite.ops.creation import affine_grid, between
@@ -8,9 +10,12 @@ from tritonite.ops.multilinear import sum_of_products
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
 
+# cuDNN refuses bfloat16.
+_FLOATS = (torch.float16, torch.float32, torch.float64)
+
 
 def _check(given, shape, sizes):
-    if given.dtype not in FLOATS or tuple(given.shape) != shape:
+    if given.dtype not in _FLOATS or tuple(given.shape) != shape:
         raise Decline(f"a tensor of {given.dtype} and shape {tuple(given.shape)}; floats of shape {shape} are served")
     if min(sizes) < 1 or min(sizes[2:]) < 2:
         raise Decline(f"sizes {sizes}; at least 2 rows and columns are served, between which corners differ")
@@ -18,7 +23,7 @@ def _check(given, shape, sizes):
 
 @operator(
     "cudnn_affine_grid_generator",
-    accepts=FLOATS,
+    accepts=_FLOATS,
     cuda_only=("cudnn_affine_grid_generator", "cudnn_affine_grid_generator.out"),
 )
 def cudnn_affine_grid_generator(theta, N, C, H, W, outs=()):
@@ -29,7 +34,7 @@ def cudnn_affine_grid_generator(theta, N, C, H, W, outs=()):
 
 @operator(
     "cudnn_affine_grid_generator_backward",
-    accepts=FLOATS,
+    accepts=_FLOATS,
     cuda_only=("cudnn_affine_grid_generator_backward", "cudnn_affine_grid_generator_backward.out"),
 )
 def cudnn_affine_grid_generator_backward(grad, N, C, H, W, outs=()):

@@ -6,9 +6,11 @@ operands are CPU tensors, and results are ATen's CPU results. `Device.aten` says
 follows. Code that exists for such a difference asks here, and says next to the question what the difference is.
 """
 
+import torch
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.errors import Decline
 
 
 def on_cpu() -> bool:
@@ -19,6 +21,19 @@ def on_cpu() -> bool:
 def on_gpu() -> bool:
     """Return whether results follow ATen's GPU kernels."""
     return not on_cpu()
+
+
+def check_architecture(device: torch.device, families: tuple[str, ...], what: str) -> None:
+    """Decline a call on an NVIDIA GPU for which ATen refuses it, so that the call raises ATen's error.
+
+    Args:
+        device: the call's device. Devices without a compute capability serve the call.
+        families: the beginnings of the names of architectures that ATen has the call for, such as "sm_8".
+        what: the call, in the plural, for the reason.
+    """
+    own = devices.architecture(device)
+    if own and not own.startswith(families):
+        raise Decline(f"{what} on {own}; ATen has them for {', '.join(families)} alone")
 
 
 # The answer for device functions. They import it by name: Triton's cache key has the values of named constants only.

@@ -10,6 +10,7 @@ from tritonite.engine.outputs import outputs
 from tritonite.engine.quantized.products import int4_words_product, int8_product
 from tritonite.engine.quantized.tensor_core_words import pack
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.activation import silu
 from tritonite.registry import operator, scalar_kernel
 from tritonite.runtime.contract import empty
@@ -128,6 +129,7 @@ def _mixed_dtypes_linear(input, weight, scale, bias, activation, outs=()):
             f"operands of shapes {tuple(input.shape)}, {tuple(weight.shape)} and {tuple(scale.shape)}; served are "
             "(..., K), contiguous (K, N) or (K, N / 2), and (N,)"
         )
+    aten.check_architecture(input.device, ("sm_8",), "interleaved weights")
     (K, columns), N = weight.shape, scale.shape[0]
     if input.shape[-1] != K or N not in (columns, 2 * columns) or K % 64 or N % 64 or not K * N:
         raise Decline(f"{input.shape[-1]} columns for a weight of shape {(K, columns)} and {N} scales")

@@ -10,6 +10,7 @@ from tritonite.engine.gemm.work import Epilogue, Sums
 from tritonite.engine.outputs import outputs
 from tritonite.engine.quantized.products import BlockScales, float8_product
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.matmul import check_scaled_operands, grouped_result, lies_aligned, scaled_outputs, scaled_product
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
@@ -65,6 +66,9 @@ def _scaled_mm_v2(
         return scaled_product(self, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, outs)
     if recipe not in _OF_BLOCKS:
         raise Decline(f"a recipe of scales {recipe}; served are scales of tensors, of rows, 1x32, 1x128 and 128x128")
+    aten.check_architecture(
+        self.device, ("sm_10", "sm_12") if swizzled else ("sm_9",), f"scales of the recipe {recipe}"
+    )
     check_scaled_operands(self, mat2, bias, out_dtype, (scale_a, scale_b), outs)
     if self.dtype is not torch.float8_e4m3fn or mat2.dtype is not torch.float8_e4m3fn:
         raise Decline(f"operands of {self.dtype} and {mat2.dtype}; scales of blocks are served for float8_e4m3fn")
