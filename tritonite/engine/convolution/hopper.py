@@ -26,6 +26,7 @@ from tritonite.engine.gemm.kernels.epilogue import tile_index
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.gluon import infer_layouts
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.shared_memory import init_barriers, new_barriers, new_blocks
 from tritonite.runtime.libentry import libentry
 
 # Activations and programs are written in Triton's language.
@@ -282,14 +283,11 @@ def convolve_boxes(
         META: `BoxMeta`.
     """
     STAGES: gl.constexpr = META.stages
-    x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * CONSUMERS] + x.block_shape, x.layout)
-    filter_blocks = gl.allocate_shared_memory(filters.dtype, [STAGES] + filters.block_shape, filters.layout)
-    staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_shape, out.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=CONSUMERS)
+    x_blocks = new_blocks(x, STAGES * CONSUMERS)
+    filter_blocks = new_blocks(filters, STAGES)
+    staging = new_blocks(out, CONSUMERS)
+    ready, free = new_barriers(STAGES), new_barriers(STAGES)
+    init_barriers((ready, free), (1, CONSUMERS))
     buffers = _Buffers(x_blocks, filter_blocks, ready, free)
     batch = _Batch(images, tiles_m, programs)
     results = _Results(out, staging, bias, residual, sums, more, strides, sizes, images)

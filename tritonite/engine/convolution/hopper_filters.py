@@ -17,6 +17,7 @@ from tritonite.engine.convolution.hopper import CONSUMERS, load_view, met
 from tritonite.engine.gemm.kernels.epilogue import tile_index
 from tritonite.engine.gemm.kernels.hopper import load
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.shared_memory import init_barriers, new_barriers, new_blocks
 from tritonite.runtime.libentry import libentry
 
 
@@ -224,13 +225,10 @@ def filter_gradient_boxes(
         META: `FilterBoxMeta`.
     """
     STAGES: gl.constexpr = META.stages
-    x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * CONSUMERS] + x.block_shape, x.layout)
-    grad_blocks = gl.allocate_shared_memory(grad.dtype, [STAGES] + grad.block_shape, grad.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=CONSUMERS)
+    x_blocks = new_blocks(x, STAGES * CONSUMERS)
+    grad_blocks = new_blocks(grad, STAGES)
+    ready, free = new_barriers(STAGES), new_barriers(STAGES)
+    init_barriers((ready, free), (1, CONSUMERS))
     slices = _Slices(boxes, steps, tiles, programs)
     buffers = _Buffers(x_blocks, grad_blocks, ready, free)
     wait_for_previous_launch()

@@ -24,9 +24,6 @@ from tritonite.engine.attention.hopper.descriptors import (
     Barriers,
     Buffers,
     copy_bias,
-    init_barriers,
-    new_barriers,
-    new_blocks,
     scale_and_add_bias,
 )
 from tritonite.engine.attention.hopper.tiles import GROUPS, as_operand, matrix, opaque_index, start_product
@@ -35,6 +32,7 @@ from tritonite.engine.attention.prologue import Tensors, TileSizes, program_tile
 from tritonite.engine.attention.scores import probabilities_in_nats, score_factor
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.shared_memory import init_barriers, new_barriers, new_blocks
 from tritonite.runtime.libentry import libentry
 
 

@@ -19,10 +19,7 @@ from tritonite.engine.attention.hopper.descriptors import (
     Barriers,
     Buffers,
     copy_bias,
-    init_barriers,
-    new_barriers,
     new_bias_blocks,
-    new_blocks,
     scale_and_add_bias,
     thread_sums,
     wait_for_block,
@@ -33,6 +30,7 @@ from tritonite.engine.attention.prologue import Tensors, TileSizes, program_tile
 from tritonite.engine.attention.scores import exponentials, logsumexp_excess, score_factor
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.shared_memory import init_barriers, new_barriers, new_blocks
 from tritonite.runtime.libentry import libentry
 
 

@@ -17,6 +17,7 @@ from tritonite.engine.attention import table
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.kernels.hopper import in_shared_memory, load
 from tritonite.engine.iteration import power_of_2
+from tritonite.language.shared_memory import new_blocks
 
 LOG2E = gl.constexpr(1.4426950408889634)
 # Rows of a warp group, which one wgmma multiplies.
@@ -62,12 +63,6 @@ class Barriers(NamedTuple):
 
 
 @gluon.jit
-def new_blocks(descriptor, COUNT: gl.constexpr):
-    """Allocate shared memory for COUNT blocks of a descriptor."""
-    return gl.allocate_shared_memory(descriptor.dtype, [COUNT] + descriptor.block_shape, descriptor.layout)
-
-
-@gluon.jit
 def new_bias_blocks(bias, STAGES: gl.constexpr, GROUPS: gl.constexpr):
     """Allocate shared memory for STAGES biases: a block for each of GROUPS consumer groups, or one row for all.
 
@@ -78,22 +73,6 @@ def new_bias_blocks(bias, STAGES: gl.constexpr, GROUPS: gl.constexpr):
         COPIES: gl.constexpr = GROUPS if bias.block_shape[2] == ROWS else 1
         biases = new_blocks(bias, STAGES * COPIES)
     return biases
-
-
-@gluon.jit
-def new_barriers(COUNT: gl.constexpr):
-    """Allocate shared memory for COUNT barriers."""
-    return gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-
-
-@gluon.jit
-def init_barriers(rings, arrivals):
-    """Initialise rings of barriers, the first of which is the longest; `arrivals` end a phase of each ring."""
-    LONGEST: gl.constexpr = rings[0].shape[0]
-    for i in gl.static_range(LONGEST):
-        for ring in gl.static_range(len(rings)):
-            if i < rings[ring].shape[0]:
-                mbarrier.init(rings[ring].index(i), count=arrivals[ring])
 
 
 @gluon.jit

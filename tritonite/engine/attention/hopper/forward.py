@@ -35,10 +35,7 @@ from tritonite.engine.attention.hopper.descriptors import (
     by_thread,
     copy_bias,
     descriptor,
-    init_barriers,
-    new_barriers,
     new_bias_blocks,
-    new_blocks,
     scale_and_add_bias,
     serves_operands,
     thread_sums,
@@ -49,6 +46,7 @@ from tritonite.engine.attention.prologue import Tensors, TileSizes, longest_firs
 from tritonite.engine.attention.scores import exponentials, finite_max, row_logsumexp
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.shared_memory import init_barriers, new_barriers, new_blocks
 from tritonite.runtime.contract import settings
 from tritonite.runtime.libentry import libentry
 

@@ -24,6 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tritonite.engine.gemm.kernels.arguments import EpilogueArguments, ResultTile
 from tritonite.engine.gemm.kernels.epilogue import clamped_start, epilogue, tile_index
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.shared_memory import init_barriers, new_barriers, new_blocks
 from tritonite.runtime.libentry import libentry
 
 if TYPE_CHECKING:
@@ -369,24 +370,18 @@ def multiply_warp_specialized(
     COPIES: gl.constexpr = ROWS // (a.block_shape[2] if META.a_transposed else a.block_shape[1])
     STAGES: gl.constexpr = META.stages
     CONSUMERS: gl.constexpr = META.consumers
-    a_blocks = gl.allocate_shared_memory(a.dtype, [STAGES * COPIES] + a.block_shape, a.layout)
-    b_blocks = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_shape, b.layout)
-    staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS * META.buffers] + out.block_shape, out.layout)
+    a_blocks = new_blocks(a, STAGES * COPIES)
+    b_blocks = new_blocks(b, STAGES)
+    staging = new_blocks(out, CONSUMERS * META.buffers)
     b_blocks_more, staging_more = b_blocks, staging
     if META.more_n > 0:
-        b_blocks_more = gl.allocate_shared_memory(b.dtype, [STAGES] + b_more.block_shape, b_more.layout)
-        staging_more = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out_more.block_shape, out_more.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    addend_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=META.row_sharers)
-    for i in gl.static_range(2):
-        mbarrier.init(turns.index(i), count=1)
-    for i in gl.static_range(CONSUMERS):
-        mbarrier.init(addend_ready.index(i), count=1)
+        b_blocks_more = new_blocks(b_more, STAGES)
+        staging_more = new_blocks(out_more, CONSUMERS)
+    ready, free = new_barriers(STAGES), new_barriers(STAGES)
+    turns, addend_ready = new_barriers(2), new_barriers(CONSUMERS)
+    init_barriers((ready, free), (1, META.row_sharers))
+    init_barriers((turns,), (1,))
+    init_barriers((addend_ready,), (1,))
     tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS + META.more_n)
     buffers = _Buffers(a_blocks, b_blocks, b_blocks_more, ready, free, turns, addend_ready)
     results = _Results(out, out_more, staging, staging_more, copied, copied_more)
