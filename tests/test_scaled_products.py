@@ -173,5 +173,5 @@ def test_declined_groups():
 def test_architectures_that_aten_refuses_decline(monkeypatch):
     monkeypatch.setattr(aten.devices, "architecture", lambda device: "sm_90")
     check_architecture(torch.device("cpu"), ("sm_8", "sm_9"), "products")
-    with pytest.raises(Decline, match="products on sm_90; ATen has them for sm_8, sm_12 alone"):
+    with pytest.raises(Decline, match="products on sm_90; ATen has them for sm_8x, sm_12x alone"):
         check_architecture(torch.device("cpu"), ("sm_8", "sm_12"), "products")

@@ -54,7 +54,7 @@ def check_weights(weights: torch.Tensor) -> None:
 
 
 @triton.jit
-def _sum_by_halves(x):
+def _sum_pairwise(x):
     """Return the sum of each row of a block of shape (rows, 2**k), adding its two halves in every step."""
     ROWS: tl.constexpr = x.shape[0]
     LENGTH: tl.constexpr = x.shape[1]
@@ -77,8 +77,8 @@ def _normalize(out, weights, row_step, step, n, BLOCK: tl.constexpr, WARP: tl.co
     total = tl.zeros((BLOCK,), weights.dtype.element_ty)
     for begin in range(0, n, BLOCK):
         total += tl.load(row + (begin + lane) * step, mask=begin + lane < n, other=0)
-    warps = _sum_by_halves(tl.reshape(total, (BLOCK // WARP, WARP)))
-    total = tl.broadcast_to(_sum_by_halves(tl.reshape(warps, (1, BLOCK // WARP))), (BLOCK,))
+    warps = _sum_pairwise(tl.reshape(total, (BLOCK // WARP, WARP)))
+    total = tl.broadcast_to(_sum_pairwise(tl.reshape(warps, (1, BLOCK // WARP))), (BLOCK,))
     for begin in range(0, n, BLOCK):
         column = begin + lane
         weight = tl.load(row + column * step, mask=column < n, other=0)

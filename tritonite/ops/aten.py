@@ -4,6 +4,8 @@ ATen has two kernels for most operators, and the two differ: in the order of rou
 the layout or dtype of a result, in what they refuse. On a GPU results are ATen's GPU results. In Triton's interpreter
 operands are CPU tensors, and results are ATen's CPU results. `Device.aten` says which kernels a kind of device
 follows. Code that exists for such a difference asks here, and says next to the question what the difference is.
+
+`check_architecture` is for operators that ATen has for some GPUs alone.
 """
 
 import torch
@@ -28,12 +30,13 @@ def check_architecture(device: torch.device, families: tuple[str, ...], what: st
 
     Args:
         device: the call's device. Devices without a compute capability serve the call.
-        families: the beginnings of the names of architectures that ATen has the call for, such as "sm_8".
+        families: what the names of the architectures that ATen has the call for begin with, such as "sm_8" for sm_80,
+            sm_86 and sm_89.
         what: the call, in the plural, for the reason.
     """
     own = devices.architecture(device)
     if own and not own.startswith(families):
-        raise Decline(f"{what} on {own}; ATen has them for {', '.join(families)} alone")
+        raise Decline(f"{what} on {own}; ATen has them for {', '.join(f'{each}x' for each in families)} alone")
 
 
 # The answer for device functions. They import it by name: Triton's cache key has the values of named constants only.

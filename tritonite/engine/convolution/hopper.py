@@ -235,10 +235,10 @@ def _multiply(results, buffers, batch, walk, ACTIVATION: gl.constexpr, META: gl.
         total = warpgroup_mma_wait(0, deps=(total,))
         mbarrier.arrive(buffers.free.index((step + STAGES - 1) % STAGES))
         corner = _corner(row * CONSUMERS + CONSUMER, walk, BOX)
-        halves = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
+        column_blocks = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
         for i in gl.static_range(2):
             first = column * COLUMNS + i * WIDTH
-            _store_columns(halves[i], results, results.staging.index(CONSUMER), corner, first, ACTIVATION, META)
+            _store_columns(column_blocks[i], results, results.staging.index(CONSUMER), corner, first, ACTIVATION, META)
     tma.store_wait(pendings=0)
 
 

@@ -49,7 +49,7 @@ def _cell(tensors: facts.Tensors, saved: int, gates: int) -> dict[str, Any] | No
     if x.dim() != 2 or other.shape != x.shape or x.shape[1] % saved or not x.numel():
         return None
     size, biased = x.shape[1] // saved, other is not x
-    # Gates and workspace own their memory, as a layer's do: no plan repeats a view of what several arguments share.
+    # No plan can repeat a view of memory that several arguments share, so gates and workspace have memory of their own.
     state, columns = other[:, :size], gates * size
     return {
         "input_gates": x[:, :columns],
