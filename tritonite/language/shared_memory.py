@@ -21,7 +21,10 @@ def new_barriers(COUNT: gl.constexpr):
 
 @gluon.jit
 def init_barriers(rings, arrivals):
-    """Initialise rings of barriers, the first of which is the longest; `arrivals` end a phase of each ring."""
+    """Initialise rings of barriers, the first of which is the longest; `arrivals` end a phase of each ring.
+
+    An arrival is a number or a name: Triton 3.7 refuses a field of a named tuple within a tuple.
+    """
     LONGEST: gl.constexpr = rings[0].shape[0]
     for i in gl.static_range(LONGEST):
         for ring in gl.static_range(len(rings)):

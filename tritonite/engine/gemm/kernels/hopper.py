@@ -370,6 +370,7 @@ def multiply_warp_specialized(
     COPIES: gl.constexpr = ROWS // (a.block_shape[2] if META.a_transposed else a.block_shape[1])
     STAGES: gl.constexpr = META.stages
     CONSUMERS: gl.constexpr = META.consumers
+    SHARERS: gl.constexpr = META.row_sharers
     a_blocks = new_blocks(a, STAGES * COPIES)
     b_blocks = new_blocks(b, STAGES)
     staging = new_blocks(out, CONSUMERS * META.buffers)
@@ -379,7 +380,7 @@ def multiply_warp_specialized(
         staging_more = new_blocks(out_more, CONSUMERS)
     ready, free = new_barriers(STAGES), new_barriers(STAGES)
     turns, addend_ready = new_barriers(2), new_barriers(CONSUMERS)
-    init_barriers((ready, free), (1, META.row_sharers))
+    init_barriers((ready, free), (1, SHARERS))
     init_barriers((turns,), (1,))
     init_barriers((addend_ready,), (1,))
     tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS + META.more_n)
