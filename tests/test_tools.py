@@ -279,3 +279,18 @@ def test_kernels_that_differ_are_named():
     after = [tool.Kernel(digest, "sm_90", label) for digest, label in (("b", "renamed"), ("a", "add"), ("c", "new"))]
     assert tool.differences(before, after) == ["- sm_90 add again", "+ sm_90 new"]
     assert tool.differences(before, before[::-1]) == []
+
+
+def test_a_suite_in_parts_repeats_what_has_not_passed(tmp_path):
+    (tmp_path / "test_two.py").write_text("def test_right():\n    pass\n\ndef test_wrong():\n    assert 0\n")
+    record = tmp_path / "record.txt"
+    command = [sys.executable, TOOLS / "suite_by_parts.py", "--record", record, "--commit", "abc", "test_two.py"]
+    first, second = (
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False) for _ in range(2)
+    )
+    assert "1 failed, 1 passed" in first.stdout and "1 failed in" in second.stdout
+    outcomes = [line.split("\t") for line in record.read_text().splitlines()]
+    assert [outcome for outcome, *_ in outcomes] == ["passed", "failed", "failed"]
+    assert all(commit == "abc" for _, commit, *_ in outcomes)
+    assert load("suite_by_parts").passed_tests([record]) == {"test_two.py::test_right"}
+    assert "assert 0" in record.with_suffix(".failures").read_text()
