@@ -18,7 +18,7 @@ from tritonite.bench.drawing import FAMILIES, Source
 from tritonite.testing.samples import Sample
 
 # Families register when the module is imported.
-for _name in ("families", "convolution", "windows", "linear_algebra", "lists", "fused_family"):
+for _name in ("families", "convolution", "windows", "linear_algebra", "lists", "quantized", "fused_family"):
     importlib.import_module(f"tritonite.bench.{_name}")
 # A call of fewer seconds than this is timed within a CUDA graph, because the host needs about as long to queue a call.
 # The duration is estimated from the rates of a large GPU.
