@@ -83,6 +83,12 @@ class RecordedWithoutGradient(TritoniteError):
     )
 
 
+class InvalidDevice(TritoniteError):
+    """Raised for a device record of a plug-in that cannot be served; at import, a warning takes the error's place."""
+
+    template = "{what} is {given}: expected {expected}"
+
+
 class InvalidSetting(TritoniteError):
     """Raised for an environment variable with an invalid value."""
 
@@ -226,6 +232,8 @@ class KernelNotCompiled(TritoniteError):
 
 # The reason of declines for speed.
 ATEN_IS_FASTER = "ATen is faster here"
+# The reason of declines of float64 by a device whose record has fp64=False.
+NO_FP64 = "float64, in which this kind of device does not compute"
 
 
 class Decline(Exception):

@@ -1,14 +1,17 @@
-"""Checks on a device from a plug-in, run in a process of its own: python checks.py NAME.
+"""Checks on a device from a plug-in, run in a process of its own: python checks.py NAME [CHECK ...].
 
-The process is one of its own because PyTorch gives PrivateUse1 one name. Prints a JSON object: errors by check.
+The process is one of its own because PyTorch gives PrivateUse1 one name. Prints a JSON object: errors by check, "" for
+one that passes. Exits with 0 whatever it finds.
 """
 
+import importlib
 import json
 import os
 import sys
 import threading
 import time
 import traceback
+from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -16,6 +19,8 @@ import torch
 
 import tritonite
 from tritonite import devices
+from tritonite.devices.tables import Tables
+from tritonite.registry import overrides
 from tritonite.runtime import contract
 from tritonite.testing import opinfo, verify
 
@@ -62,6 +67,45 @@ def smoke_functions_and_gradients():
             assert not report.failures, (name, report.failures[:3])
             served += report.served
     assert served > 3 * len(PACKETS), served
+
+
+def aten_serves_convolutions():
+    """Convolutions that Tritonite declines reach the CPU's kernels: PyTorch has operators of their own for these."""
+    x, weight, bias = torch.randn(2, 4, 9), torch.randn(4, 3, 3), torch.randn(6)
+    gradients = []
+    for device in ("cpu", NAME):
+        given = [each.to(device).detach().requires_grad_() for each in (x, weight, bias)]
+        y = torch.nn.functional.conv_transpose1d(*given, groups=2)
+        y.sum().backward()
+        gradients.append([y.detach().cpu(), *[each.grad.cpu() for each in given]])
+    torch.testing.assert_close(*gradients)
+
+
+def tables_differ():
+    """Every engine that the record names has a table that the record's function changes."""
+    importlib.import_module("tritonite.fused")
+    modules = [module for name, module in sys.modules.items() if name.startswith("tritonite.engine.")]
+    tables = [value for module in modules for value in vars(module).values() if isinstance(value, Tables)]
+    for engine in tritonite.backend.tables:
+        changed = [table for table in tables if table.engine == engine]
+        assert any(table[NAME] != table[tritonite.backend.like] for table in changed), engine
+
+
+def overrides_are_right():
+    """Every overload that the record overrides agrees with ATen, and the vendor's function serves a sample or more."""
+    vendors, ran = overrides.vendors, set()
+
+    def noted(overload):
+        found = vendors(overload)
+        if found is None:
+            return None
+        return found._replace(function=lambda *args, **options: ran.add(overload) or found.function(*args, **options))
+
+    for name in tritonite.backend.overrides:
+        with mock.patch.object(overrides, "vendors", noted):
+            report = verify.check_overload(tritonite.overloads()[name], torch.float32)
+        assert report.served and not report.failures, (name, report.failures[:3])
+    assert ran == set(tritonite.backend.overrides), ran
 
 
 def own_table():
@@ -160,7 +204,16 @@ def a_model_learns():
     assert abs(losses[0] - losses[1]) < 1e-5, losses
 
 
-CHECKS = (is_found, own_table, own_override, both_devices_at_once, streams_and_generator, memory_is_given_back)
+CHECKS = (
+    is_found,
+    aten_serves_convolutions,
+    tables_differ,
+    overrides_are_right,
+    own_table,
+    own_override,
+    both_devices_at_once,
+)
+CHECKS += (streams_and_generator, memory_is_given_back)
 CHECKS += (a_model_learns, smoke_overloads, smoke_functions_and_gradients)
 
 if __name__ == "__main__":

@@ -173,6 +173,11 @@ def named(kind: str) -> Device:
     raise KeyError(kind)
 
 
+def all_have_fp64() -> bool:
+    """Return whether all devices present compute in float64."""
+    return all(device.fp64 for device in present)
+
+
 def overridden() -> frozenset[str]:
     """Return the overloads for which a device present has a vendor's host function."""
     return frozenset().union(*[device.overrides for device in present])

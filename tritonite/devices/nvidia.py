@@ -65,7 +65,6 @@ RECORD = Device(
     tensor_cores=frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8)),
     tma=True,
     fp8=True,
-    atomics=frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)),
     most_warps=32,
     small_elements=2**18,
     small_block=128,

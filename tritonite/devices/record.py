@@ -12,6 +12,36 @@ from tritonite.devices.runtime import Runtime
 
 # The kinds for which engines have tables of their own.
 KINDS = ("nvidia", "amd", "interpreter", "none")
+# The engines that have tables, by the names that `Tables` has.
+ENGINES = (
+    "attention",
+    "convolution",
+    "cross_entropy",
+    "delta_rule",
+    "depthwise",
+    "divergence",
+    "fft",
+    "gemm",
+    "gemm_blockwise",
+    "gemm_descriptors",
+    "gemm_few_rows",
+    "gemm_one_row",
+    "gemm_pointers",
+    "histogram",
+    "indexing",
+    "linalg",
+    "moe",
+    "norm",
+    "pointwise",
+    "quantized",
+    "random",
+    "rows",
+    "sampling",
+    "searching",
+    "segmented",
+    "short_convolution",
+    "sorting",
+)
 
 
 class Override(NamedTuple):
@@ -65,18 +95,20 @@ class Device:
         aten: "cuda" or "cpu": the ATen kernels whose results Tritonite's are, where ATen's differ.
         like: the kind whose table an engine uses where `tables` has none.
         tables: by engine, a function from the table of `like` to this kind's table.
-        overrides: a vendor's host functions by overload, such as "gelu" or "add.Tensor".
+        overrides: a vendor's host functions by overload, such as "gelu" or "add.Tensor": an `Override`, or the
+            "module:name" of one.
         native: the driver of the native dispatcher; None if calls go through Python.
         plugin: the package that gave the record; filled in when the plug-in is loaded.
         most_warps: warps of the largest program.
         warp_size: threads of a warp. `runtime.warp_size` may know better for one device.
         shared_memory: bytes of shared memory that a program may use; Triton keeps the rest.
         registers: 32-bit registers of a multiprocessor.
-        tensor_cores: dtypes that tensor cores multiply; float32 as TF32.
+        tensor_cores: dtypes that tensor cores multiply. With float32, products may be computed in TF32 where PyTorch
+            allows it.
         tma: tensor descriptors are served by hardware. `runtime.has_tma` may know better for one device.
-        fp64: the device computes in float64.
+        fp64: the device computes in float64. Otherwise ATen serves calls with float64 tensors. Triton must convert
+            float64 in any case, because kernels take numbers as parameters of float64.
         fp8: Triton converts float8_e4m3fn. `runtime.has_float8` may know better for one device.
-        atomics: dtypes that memory adds atomically.
         small_elements: the size up to which a pointwise iteration space counts as small.
         small_block: elements of the smallest block in a flat space; 0 where all spaces have the same block.
         small_transpose_tile: `transpose_tile` of small spaces.
@@ -109,7 +141,7 @@ class Device:
     aten: str = "cuda"
     like: str = ""
     tables: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    overrides: Mapping[str, Override] = field(default_factory=dict)
+    overrides: Mapping[str, Override | str] = field(default_factory=dict)
     native: NativeDriver | None = None
     plugin: str = ""
     most_warps: int = 16
@@ -120,7 +152,6 @@ class Device:
     tma: bool = False
     fp64: bool = True
     fp8: bool = False
-    atomics: frozenset[torch.dtype] = frozenset((torch.float32, torch.float64, torch.int32, torch.int64))
     small_elements: int = 0
     small_block: int = 0
     small_transpose_tile: tuple[int, int] = (0, 0)

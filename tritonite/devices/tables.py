@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from tritonite import devices
+from tritonite.errors import InvalidDevice
 
 Table = TypeVar("Table")
 
@@ -27,6 +28,22 @@ class Tables(dict[str, Table]):
             raise KeyError(kind)
         table = self[device.like]
         if self.engine in device.tables:
-            table = device.tables[self.engine](table)
+            table = _changed(device, self.engine, table)
         self[kind] = table
         return table
+
+
+def _changed(device: devices.Device, engine: str, table: Table) -> Table:
+    """Return the table that a plug-in's function makes of `table`. Raises InvalidDevice for another type."""
+    what = f"tables[{engine!r}] of {device.served_by}"
+    cause: Exception | None = None
+    try:
+        changed = device.tables[engine](table)
+    except Exception as error:  # noqa: BLE001 - a ValueError of a plug-in would look like a refusal of the operator
+        given, cause = f"a function that raises {type(error).__name__}: {error}", error
+    else:
+        if isinstance(changed, type(table)):
+            return changed
+        given = f"a function that returns {type(changed).__name__}"
+    expected = f"a function from {type(table).__name__} to {type(table).__name__}"
+    raise InvalidDevice(what=what, given=given, expected=expected) from cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -268,6 +269,8 @@ def overloads() -> dict[str, Op]:
     for packet in unfitted:
         if packet not in fitted:
             raise InvalidDeclaration(name=packet, reason="no ATen overload has its arguments")
+    for error in overrides.unknown(table):
+        warnings.warn(str(error), stacklevel=2)
     return dict(sorted(table.items()))
 
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from tritonite import devices
 from tritonite.engine.iteration import never_overlaps_itself
+from tritonite.errors import NO_FP64
 from tritonite.install.override import select, use_gems
 from tritonite.registry import Op, overloads
 from tritonite.registry.names import overload_named
@@ -154,11 +155,13 @@ def by_aten(op: Op, sample: Sample) -> tuple[Any, Any] | None:
 def became(before: Counts, after: Counts) -> tuple[int, list[str]]:
     """Return how often kernels ran, and the reasons of declines, between two readings of counts.
 
-    Declined copies between a CPU and a GPU, which only ATen makes, are left out.
+    Declined copies between a CPU and a GPU, which only ATen makes, are left out. So are declines of what ATen calls
+    after a decline of float64: its fallback may call operators that Tritonite serves on the CPU.
     """
     ran = after.launched + after.replayed - before.launched - before.replayed
     reasons = (Counter(after.declined) - Counter(before.declined)).elements()
-    return ran, [reason for reason in reasons if not reason.endswith("on another device")]
+    found = [reason for reason in reasons if not reason.endswith("on another device")]
+    return ran, [reason for reason in found if NO_FP64 in reason] or found
 
 
 def _accepts(op: Op, dtype: torch.dtype, sample: Sample) -> bool:
@@ -168,8 +171,8 @@ def _accepts(op: Op, dtype: torch.dtype, sample: Sample) -> bool:
 
 
 def excused(name: str, label: str, dtype: torch.dtype, reason: str) -> bool:
-    """Return whether a family excuses a decline."""
-    return any(exception.covers(name, label, dtype, reason) for exception in MAY_DECLINE)
+    """Return whether a family or a device without float64 excuses a decline."""
+    return NO_FP64 in reason or any(exception.covers(name, label, dtype, reason) for exception in MAY_DECLINE)
 
 
 def _without_conversion(op: Op, sample: Sample) -> Sample:

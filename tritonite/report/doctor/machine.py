@@ -17,6 +17,8 @@ import triton
 from tritonite import devices
 from tritonite.devices import plugins
 from tritonite.errors import InvalidSetting
+from tritonite.registry import overrides
+from tritonite.registry.op import overloads
 from tritonite.report.doctor.finding import Finding
 from tritonite.runtime import native
 
@@ -34,6 +36,8 @@ def device() -> Iterator[Finding]:
         yield Finding(
             "device", "error", f"device plug-in {name} is left out: {reason}", "docs/porting.md has its rules"
         )
+    for unknown in overrides.unknown(overloads()):
+        yield Finding("device", "error", str(unknown), "correct the name in the record of the plug-in")
     if record.kind == "none":
         yield Finding(
             "device", "error", f"no GPU, and TRITON_INTERPRET={interpret} forbids the interpreter", _unset_or_gpu()

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/ATen.h>
 #include <c10/core/Device.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -47,6 +48,14 @@ const Driver* driver_in(const std::string& path) {
 
 // Has devices of PyTorch's type `type` launch by a driver: "cuda", "hip" or the path of a plug-in's library.
 void use_driver(const std::string& type, const std::string& driver) {
+  const bool ours = driver == "cuda" || driver == "hip";
+  if (!ours) {
+    // Plans allocate their buffers in C++, by the allocator behind the device's storages.
+    TORCH_CHECK(
+        at::empty({1}, at::Device(type)).storage().allocator(),
+        "tritonite: PyTorch's backend of device type ", type, " gives tensors whose storages have no allocator: ",
+        "expected an allocator in C++, by which plans allocate");
+  }
   drivers[static_cast<size_t>(c10::Device(type).type())] =
       driver == "cuda" ? cuda_driver() : driver == "hip" ? hip_driver() : driver_in(driver);
 }

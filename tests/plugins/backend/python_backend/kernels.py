@@ -124,6 +124,16 @@ def moved(value: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def convolution(*args: Any) -> Any:
+    """Run the CPU's convolution. PyTorch calls this operator on devices that it does not know, before any fallback."""
+    return on_cpu(aten.convolution.default, *args)
+
+
+def convolution_backward(grad: torch.Tensor, *args: Any) -> Any:
+    """Run the backward pass of the CPU's convolution, which takes the bias's sizes after input and weight."""
+    return on_cpu(aten.convolution_backward.default, grad, *args[:2], [grad.shape[1]], *args[2:])
+
+
 def _by_cpu(name: str) -> Any:
     """Return the CPU's kernel of views, which looks at sizes and strides alone."""
     packet, _, overload = name.partition(".")
@@ -146,6 +156,8 @@ def register() -> None:
         "_copy_from": copy_from,
         "_copy_from_and_resize": lambda self, dst: copy_from(self, resize(dst, self.shape)),
         "_local_scalar_dense": lambda self: on_host(self).item(),
+        "convolution_overrideable": convolution,
+        "convolution_backward_overrideable": convolution_backward,
     }
     for name in ("view", "_reshape_alias", "unfold", "_unsafe_view"):
         own[name] = _by_cpu(name)
