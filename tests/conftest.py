@@ -35,7 +35,7 @@ from tritonite.engine.segmented import SEGMENTED
 from tritonite.engine.sorting.table import SORTING
 from tritonite.runtime import contract, native
 from tritonite.runtime.stats import totals
-from tritonite.install import library, override
+from tritonite.install import override
 from tritonite.ops import aten
 from tritonite.testing.judge import without_tf32
 
@@ -115,12 +115,7 @@ def path(request):
 def forget_plans():
     """Clear the plans that the native dispatcher has recorded, which depend on the device's record and tables."""
     if override._native is not None:
-        for name in tritonite.overloads():
-            override._native.clear(name)
-        for name in library.registered():
-            # Operators outside ATen may have been registered before there was a dispatcher, and without it.
-            with contextlib.suppress(IndexError):
-                override._native.clear(name)
+        override._native.clear_all()
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +133,7 @@ def dispatcher(through_native):
 @pytest.fixture
 def no_plans(dispatcher):
     """Clear all plans before a test."""
-    for name in tritonite.overloads():
-        dispatcher.clear(name)
+    dispatcher.clear_all()
 
 
 @pytest.fixture
