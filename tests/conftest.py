@@ -10,6 +10,7 @@ import tritonite  # noqa: I001
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 
 from collections import Counter
@@ -79,6 +80,20 @@ def pytest_collection_modifyitems(items):
     others = [item for item in items if item not in longest]
     half = len(others) // 2
     items[:] = [*longest[::2], *others[:half], *longest[1::2], *others[half:]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect without Python's garbage collector, and keep it from visiting what tests and modules hold.
+
+    It would visit the objects of all modules and tests time and again, which live until the process ends.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
@@ -313,10 +328,15 @@ def any_architecture(monkeypatch):
     monkeypatch.setattr(aten, "check_architecture", lambda *given: None)
 
 
+def seed():
+    """Seed the generators of the CPU and the device. `torch.manual_seed` keeps a stack trace for an absent GPU's."""
+    (torch.default_generator if tritonite.device == "cpu" else torch).manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def clean_state(request):
     """Serve calls also where ATen is faster, and leave no override, plan, count or changed default behind."""
-    torch.manual_seed(0)
+    seed()
     tritonite.reset_stats()
     before = contract.set_comparing(False), contract.set_strict(True)
     with without_tf32():
