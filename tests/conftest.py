@@ -10,6 +10,7 @@ import tritonite  # noqa: I001
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 
 from collections import Counter
@@ -35,7 +36,7 @@ from tritonite.engine.segmented import SEGMENTED
 from tritonite.engine.sorting.table import SORTING
 from tritonite.runtime import contract, native
 from tritonite.runtime.stats import totals
-from tritonite.install import library, override
+from tritonite.install import override
 from tritonite.ops import aten
 from tritonite.testing.judge import without_tf32
 
@@ -81,6 +82,20 @@ def pytest_collection_modifyitems(items):
     items[:] = [*longest[::2], *others[:half], *longest[1::2], *others[half:]]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect without Python's garbage collector, and keep it from visiting what tests and modules hold.
+
+    It would visit the objects of all modules and tests time and again, which live until the process ends.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture
 def device() -> str:
     return tritonite.device
@@ -115,12 +130,7 @@ def path(request):
 def forget_plans():
     """Clear the plans that the native dispatcher has recorded, which depend on the device's record and tables."""
     if override._native is not None:
-        for name in tritonite.overloads():
-            override._native.clear(name)
-        for name in library.registered():
-            # Operators outside ATen may have been registered before there was a dispatcher, and without it.
-            with contextlib.suppress(IndexError):
-                override._native.clear(name)
+        override._native.clear_all()
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +148,7 @@ def dispatcher(through_native):
 @pytest.fixture
 def no_plans(dispatcher):
     """Clear all plans before a test."""
-    for name in tritonite.overloads():
-        dispatcher.clear(name)
+    dispatcher.clear_all()
 
 
 @pytest.fixture
@@ -319,10 +328,15 @@ def any_architecture(monkeypatch):
     monkeypatch.setattr(aten, "check_architecture", lambda *given: None)
 
 
+def seed():
+    """Seed the generators of the CPU and the device. `torch.manual_seed` keeps a stack trace for an absent GPU's."""
+    (torch.default_generator if tritonite.device == "cpu" else torch).manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def clean_state(request):
     """Serve calls also where ATen is faster, and leave no override, plan, count or changed default behind."""
-    torch.manual_seed(0)
+    seed()
     tritonite.reset_stats()
     before = contract.set_comparing(False), contract.set_strict(True)
     with without_tf32():

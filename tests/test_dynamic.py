@@ -2,12 +2,10 @@
 # Over 500 lines: one public function, `pointwise_dynamic`, and everything that its users may pass.
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
+import scripts
 import torch
 import triton
 import triton.language as tl
@@ -462,7 +460,7 @@ counts = {name.partition("test_dynamic_")[2]: each for name, each in tritonite.s
 for name, calls in (("both.Scalar_y", 3), ("several.out1", 2)):
     assert (counts[name].launched, counts[name].replayed) == (1, calls - 1), (name, counts)
 """
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)
+    scripts.run(code, TRITONITE_NATIVE="1")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -1,12 +1,10 @@
 """Fused operators against torch's composition in float64: values, gradients, layouts, errors, transforms."""
 
 import functools
-import os
 import random
-import subprocess
-import sys
 
 import pytest
+import scripts
 import torch
 from compositions import agree, as_tuple, close, normal
 from conftest import FULL, every_second, served
@@ -366,8 +364,7 @@ for name in ("rms_norm", "silu_and_mul", "gelu_and_mul"):
         assert (own.launched, own.replayed) == (EXPECTED), (name, own)
 """
     code = code.replace("EXPECTED", "1, 1" if path == "native" else "2, 0")
-    environment = os.environ | {"TRITONITE_NATIVE": "1" if path == "native" else "0"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    scripts.run(code, TRITONITE_NATIVE="1" if path == "native" else "0")
 
 
 def test_compiled_graphs_write_in_place():
@@ -471,4 +468,4 @@ for name, calls in (("rms_norm", 3), ("silu_and_mul", 2), ("silu_and_mul_backwar
     own = counts[f"tritonite::{name}"]
     assert (own.launched, own.replayed, own.unrecordable) == (1, calls - 1, {}), (name, own)
 """
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)
+    scripts.run(code, TRITONITE_NATIVE="1")

@@ -2,12 +2,11 @@
 
 import functools
 import math
-import os
-import subprocess
 import sys
 from unittest import mock
 
 import pytest
+import scripts
 import torch
 from compositions import close, normal
 from conftest import some
@@ -179,12 +178,9 @@ for scale in (0.3, -0.5):
 counts = tritonite.stats()["tritonite::attention"]
 print("launched", counts.launched, "replayed", counts.replayed, "declined", sum(counts.declined.values()))
 """
-    places = os.pathsep.join((os.path.dirname(__file__), *sys.path))
-    own = os.environ | {"PYTHONPATH": places, "TRITONITE_NATIVE": str(int(path == "native"))}
-    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
+    output = scripts.run(code, TRITONITE_NATIVE=str(int(path == "native")))
     expected = "launched 1 replayed 1" if path == "native" else "launched 2 replayed 0"
-    assert done.stdout.strip() == f"{expected} declined 0"
+    assert output.strip() == f"{expected} declined 0"
 
 
 def test_sinks_of_infinity_count_for_nothing():

@@ -3,6 +3,7 @@
 Results have the bits of the same graphs run eagerly, and are eager mode's within the resolution of the dtype.
 """
 
+import functools
 import random
 
 import pytest
@@ -32,15 +33,24 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("fuse", (False, True), ids=("separate", "fused"))
-@pytest.mark.parametrize("name", MODELS)
-def test_a_training_step(name, fuse):
+@functools.cache
+def steps_of(name):
+    """Return a model, its arguments, and its training step run eagerly and as graphs of AOTAutograd run eagerly.
+
+    AOTAutograd adds up gradients in another order than autograd, so that bits are those of its graphs.
+    """
     model, given = tiny_models.make(name), tiny_models.inputs(name)
-    # AOTAutograd adds up gradients in another order than autograd, so that bits are those of its graphs run eagerly.
     with tritonite.use_gems():
         eager = tiny_models.trained(model, given)
         traced = tiny_models.trained(torch.compile(model, backend="aot_eager"), given)
     torch._dynamo.reset()
+    return model, given, eager, traced
+
+
+@pytest.mark.parametrize("fuse", (False, True), ids=("separate", "fused"))
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step(name, fuse):
+    model, given, eager, traced = steps_of(name)
     compiled = torch.compile(model, backend="tritonite", options={"fuse": fuse})
     for _ in range(2):
         found = tiny_models.trained(compiled, given)
@@ -99,8 +109,9 @@ def test_a_small_resnet(device, fuse):
     assert fuse or (all(map(torch.equal, found, losses)) and equal(after, state))
 
 
-@pytest.mark.parametrize("fuse", (False, True), ids=("separate", "fused"))
-def test_many_shapes_of_a_model_without_a_recompilation(fuse):
+@functools.cache
+def calls_of_many_shapes():
+    """Return a model, arguments of many shapes, and their logits: eager ones, and those of graphs run eagerly."""
     model = tiny_models.make("llama").eval()
     draw = random.Random(5)
     shapes = [(draw.randrange(2, 5), draw.randrange(3, 40 if FULL else 12)) for _ in range(24 if FULL else 4)]
@@ -109,11 +120,18 @@ def test_many_shapes_of_a_model_without_a_recompilation(fuse):
     with torch.no_grad(), tritonite.use_gems():
         expected = [traced(input_ids=ids).logits for ids in given]
         torch._dynamo.reset()
+        return model, given, [model(input_ids=ids).logits for ids in given], expected
+
+
+@pytest.mark.parametrize("fuse", (False, True), ids=("separate", "fused"))
+def test_many_shapes_of_a_model_without_a_recompilation(fuse):
+    model, given, eager, expected = calls_of_many_shapes()
+    with torch.no_grad(), tritonite.use_gems():
         compiled = torch.compile(model, backend="tritonite", dynamic=True, fullgraph=True, options={"fuse": fuse})
         torch._dynamo.utils.counters.clear()
-        for ids, bits in zip(given, expected, strict=True):
+        for ids, exact, bits in zip(given, eager, expected, strict=True):
             found = compiled(input_ids=ids).logits
-            close(found, model(input_ids=ids).logits)
+            close(found, exact)
             assert fuse or torch.equal(found, bits)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     (graph,) = backend.graphs

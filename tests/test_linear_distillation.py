@@ -1,11 +1,9 @@
 """Distillation through linear heads against a composition in float64: values, gradients, chunks, replays."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import pytest
+import scripts
 import torch
 from compositions import agree, as_tuple, close, normal
 from conftest import every_second
@@ -147,4 +145,4 @@ for name in ("divergence", "divergence_backward", "linear_divergence"):
     own = counts[f"tritonite::{name}"]
     assert own.launched and own.replayed >= own.launched and not own.unrecordable, (name, own)
 """
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)
+    scripts.run(code, TRITONITE_NATIVE="1")

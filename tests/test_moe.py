@@ -1,11 +1,9 @@
 """Rows to experts and back, grouped linear layers and whole layers against loops over experts in float64."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import pytest
+import scripts
 import torch
 from compositions import agree, check_library_operator, close, normal
 
@@ -414,7 +412,7 @@ assert len(counts) >= 12, list(counts)
 for name, own in counts.items():
     assert own.launched <= 2 and own.replayed >= 2 * own.launched and not own.unrecordable, (name, own)
 """
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)
+    scripts.run(code, TRITONITE_NATIVE="1")
 
 
 def test_rows_of_other_groups_do_not_spread_nan():

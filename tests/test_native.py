@@ -2,11 +2,10 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
+import scripts
 import torch
 from torch.utils import _pytree as pytree
 
@@ -385,9 +384,7 @@ print(query._version - version)
 
 def test_an_operator_outside_aten_counts_versions():
     """Calls bump the version of arguments that they write. The call path is chosen at registration, once a process."""
-    environment = os.environ | {"TRITONITE_NATIVE": "1"}
-    done = subprocess.run([sys.executable, "-c", _ROTATES], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["2"]
+    assert scripts.run(_ROTATES, TRITONITE_NATIVE="1").split() == ["2"]
 
 
 @pytest.fixture

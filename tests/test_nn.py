@@ -1,9 +1,7 @@
 """Modules of tritonite.nn: values, gradients, and state dicts of the modules that they replace."""
 
-import subprocess
-import sys
-
 import pytest
+import scripts
 import torch
 from compositions import normal
 
@@ -188,4 +186,4 @@ def test_nn_and_patch_are_imported_on_first_use():
         "assert not early, early; assert callable(tritonite.patch) and callable(tritonite.unpatch);"
         "assert tritonite.nn.RMSNorm; assert callable(tritonite.patch)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    scripts.run(code)

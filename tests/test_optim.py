@@ -2,13 +2,11 @@
 # Over 500 lines: every optimiser is compared with torch.optim by the same few functions.
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
+import scripts
 import torch
 import triton.language as tl
 from conftest import every_second, some
@@ -448,7 +446,7 @@ for param, other in zip(params, expected):
 (counts,) = [value for name, value in tritonite.stats().items() if name.startswith("tritonite_optim::adam")]
 assert (counts.launched, counts.replayed) == (1, 4), counts
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TRITONITE_NATIVE": "1"})
+    scripts.run(code, TRITONITE_NATIVE="1")
 
 
 @optim.rule(state=("momentum",), numbers=("lr", "beta", "step"), flags=("negative",))

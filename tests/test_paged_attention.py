@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import scripts
 import torch
 from conftest import FULL, covering
 
@@ -395,9 +396,7 @@ for name, launched, replayed in (("paged_attention", 4, 8), ("reshape_and_cache"
     own = tritonite.stats()[f"tritonite::{name}"]
     assert (own.launched, own.replayed, own.unrecordable) == (launched, replayed, {}), own
 """
-    places = os.pathsep.join((os.path.dirname(__file__), *sys.path))
-    own = os.environ | {"TRITONITE_NATIVE": "1", "PYTHONPATH": places}
-    subprocess.run([sys.executable, "-c", code], env=own, check=True)
+    scripts.run(code, TRITONITE_NATIVE="1")
 
 
 def test_invariant(monkeypatch):

@@ -1,10 +1,7 @@
 """quantize, swiglu_quantize and rms_norm_quantize against formulas written in torch, bit by bit."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+import scripts
 import torch
 from compositions import normal
 
@@ -284,4 +281,4 @@ for name in names:
     own = counts[f"tritonite::{name}"]
     assert (own.launched, own.replayed, own.unrecordable) == (1, 2, {}), (name, own)
 """
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)
+    scripts.run(code, TRITONITE_NATIVE="1")

@@ -10,8 +10,8 @@
 - `bf16x6.py`: float32 products from bfloat16 terms.
 - `shared.py`, `atomic.py`, `registers.py`, `order.py`: shared memory, atomics, register packing, dependent launch.
 - `random.py`, `rejection.py`: Philox and the distributions of cuRAND and ATen.
-- `interpreted.py`, `interned.py`, `shortcuts.py`: what Triton's interpreter lacks, types that it makes once, and its
-  operators on operands of one dtype.
+- `interpreted.py`, `interned.py`, `shortcuts.py`, `launches.py`: what Triton's interpreter lacks, types that it makes
+  once, its operators on operands of one dtype, and launches whose facts of a kernel are found once.
 - `source.py`: facts about a function from its Python source, before it is compiled.
 """
 

@@ -6,6 +6,7 @@ Each function returns a faster version of the method of Triton's that it is give
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,8 @@ import triton.language as tl
 
 # Types that are kept, before all are forgotten: pointers' types are new in each launch.
 _MOST_TYPES = 4096
+# Types of one shape that a block type keeps by element type.
+_MOST_OTHERS = 64
 
 
 def block_type(own: Callable[..., None]) -> Callable[..., None]:
@@ -31,11 +34,30 @@ def block_type(own: Callable[..., None]) -> Callable[..., None]:
             self.__dict__.update(fields)
             return
         own(self, element_ty, shape)
+        self.others = {}
         if len(known) >= _MOST_TYPES:
             known.clear()
         known[key] = vars(self)
 
     return initialise
+
+
+def with_element_ty(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `block_type.with_element_ty` that keeps the type it returned for an element type."""
+
+    @functools.wraps(own)
+    def replaced(self: tl.block_type, scalar_ty: tl.dtype) -> tl.block_type:
+        others = self.__dict__.get("others")
+        if others is None:
+            return own(self, scalar_ty)
+        found = others.get(id(scalar_ty))
+        if found is None or found.element_ty is not scalar_ty:
+            if len(others) >= _MOST_OTHERS:
+                others.clear()
+            found = others[id(scalar_ty)] = own(self, scalar_ty)
+        return found
+
+    return replaced
 
 
 def tensor(own: Callable[..., None]) -> Callable[..., None]:

@@ -108,14 +108,6 @@ def scalar_constant(semantic: Any, constant: Callable[..., tl.tensor], value: An
     return constant(value, dtype)
 
 
-def argument(own: Callable[[Any], Any], value: Any) -> Any:
-    """Convert a kernel's argument by the interpreter's `own`, which gives int64 from 2**31 on the data of uint32."""
-    converted = own(value)
-    if isinstance(value, int) and 2**31 <= value < 2**32:
-        converted.handle.data = converted.handle.data.astype(np.int64)
-    return converted
-
-
 def reduce_pairwise(own: Callable[..., Any], reduction: Any, states: tuple[tl.tensor, ...]) -> Any:
     """Reduce by combining neighbours pairwise, whole blocks at a time; the interpreter's `own` goes element by element.
 

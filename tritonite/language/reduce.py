@@ -14,9 +14,10 @@ from triton import knobs
 
 def _reduce_rows_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ...]:
     """Reduce dimension 1 by combining neighbours pairwise; the interpreter's own reduction runs element by element."""
+    from tritonite.language.shortcuts import halves
+
     while states[0].shape[1] > 1:
-        rows, columns = states[0].shape
-        pairs = [tl.split(tl.reshape(state, (rows, columns // 2, 2))) for state in states]
+        pairs = [halves(state) for state in states]
         combined = combine(*[left for left, _ in pairs], *[right for _, right in pairs])
         states = combined if isinstance(combined, tuple) else (combined,)
     return tuple([tl.reshape(state, (state.shape[0],)) for state in states])

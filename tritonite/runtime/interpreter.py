@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import triton
 from torch.utils._python_dispatch import _disable_current_modes
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
@@ -53,9 +53,9 @@ def _prepare_core() -> None:
     Faster versions of what the interpreter does for each operation and launch are patched in, too.
     """
     from triton.language import core, semantic
-    from triton.runtime import interpreter
+    from triton.runtime import interpreter, jit
 
-    from tritonite.language import interned, interpreted, shortcuts
+    from tritonite.language import interned, interpreted, launches, shortcuts
 
     interpreter._patch_attr = shortcuts.patch_one(interpreter._patch_attr, interpreter.interpreter_semantic)
     interpreter._patch_lang(triton.language.cdiv.fn)
@@ -64,6 +64,11 @@ def _prepare_core() -> None:
     core._unwrap_if_constexpr = interned.unwrap(core._unwrap_if_constexpr)
     core.tensor.__init__ = interned.tensor(core.tensor.__init__)
     core.block_type.__init__ = interned.block_type(core.block_type.__init__)
+    core.block_type.with_element_ty = interned.with_element_ty(core.block_type.with_element_ty)
+    core.block_type.to_ir = shortcuts.block_to_ir(core.block_type.to_ir)
+    interpreter._patch_lang_core = shortcuts.patch_core(interpreter._patch_lang_core)
+    jit.ConstexprFunction.__call__ = shortcuts.call_constexpr(jit.ConstexprFunction.__call__)
+    interpreter.GridExecutor.__init__ = launches.initialise
     for kind in (core.dtype, core.pointer_type, core.block_type):
         kind.__eq__ = interned.equality(kind.__eq__)
     interpreter.TensorHandle.__init__ = shortcuts.handle(interpreter.TensorHandle.__init__)
@@ -109,7 +114,7 @@ def interpreting() -> Iterator[None]:
     from triton.runtime.errors import InterpreterError
     from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 
-    from tritonite.language import interpreted, shortcuts
+    from tritonite.language import interpreted, launches, shortcuts
 
     dot = interpreted.dot_in_order if contract.settings().invariant else interpreted.dot
     changes = {
@@ -129,15 +134,18 @@ def interpreting() -> Iterator[None]:
         outer = contract.swap_inside_kernel(True)
         semantic = interpreter.interpreter_semantic
         saved, caller = dict(vars(interpreter_builder)), InterpretedFunction.__call__
+        execute = GridExecutor.__call__
         constant, convert = semantic.scalar_constant, interpreter._implicit_cvt
         patch_tensor, reduce = interpreter._patch_lang_tensor, interpreter.ReduceOps.generic_reduce
         vars(interpreter_builder).update(changes)
         semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
-        interpreter._implicit_cvt = functools.partial(interpreted.argument, convert)
+        interpreter._implicit_cvt = functools.partial(launches.argument, convert)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor, semantic)
         interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_pairwise(reduce, *given)
         # Triton's own call patches its whole language again for every function that a kernel calls, which is slow.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
+        if execute is launches.EXECUTE:
+            GridExecutor.__call__ = launches.execute
         try:
             with progress.timed("interpreting", _INTERPRETED), np.errstate(all="ignore"), _disable_current_modes():
                 yield
@@ -150,6 +158,7 @@ def interpreting() -> Iterator[None]:
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)
             InterpretedFunction.__call__ = caller
+            GridExecutor.__call__ = execute
             semantic.scalar_constant = constant
             interpreter._implicit_cvt = convert
             interpreter._patch_lang_tensor = patch_tensor

@@ -43,44 +43,46 @@ class _Counter:
         self.unrecordable: Counter[str] = Counter()
         self.logged: set[str] = set()
 
-    @property
-    def is_used(self) -> bool:
-        """True after a call that Python counted. The native dispatcher has counts of its own."""
-        return bool(self.launched or self.replayed or self.declined or self.unrecordable)
-
     def count_launch(self) -> None:
         with brief:
             self.launched += 1
+            _used.add(self)
 
     def count_decline(self, reason: str) -> None:
-        _count(self.declined, reason)
+        self._count(self.declined, reason)
         self.log(reason)
 
     def log(self, reason: str) -> None:
         """Log the reason of a decline, once until `reset_stats()`."""
         if reason not in self.logged and len(self.logged) < _MOST_REASONS:
             self.logged.add(reason)
+            with brief:
+                _used.add(self)
             _log.debug("%s is left to ATen: %s", self.overload, reason)
 
     def count_unrecordable(self, reason: str) -> None:
-        _count(self.unrecordable, reason)
+        self._count(self.unrecordable, reason)
+
+    def _count(self, reasons: Counter[str], reason: str) -> None:
+        with brief:
+            if reason not in reasons and len(reasons) >= _MOST_REASONS:
+                reason = "other reasons"
+            reasons[reason] += 1
+            _used.add(self)
 
 
 def count_replays(calls: Mapping[str, int]) -> None:
     """Count the calls of each overload in a graph's plan that has been replayed."""
     with brief:
         for overload, count in calls.items():
-            _counters[overload].replayed += count
-
-
-def _count(reasons: Counter[str], reason: str) -> None:
-    with brief:
-        if reason not in reasons and len(reasons) >= _MOST_REASONS:
-            reason = "other reasons"
-        reasons[reason] += 1
+            counter = _counters[overload]
+            counter.replayed += count
+            _used.add(counter)
 
 
 _counters: dict[str, _Counter] = {}
+# Counters of calls that Python counted or logged since `reset_stats()`. The native dispatcher has counts of its own.
+_used: set[_Counter] = set()
 
 
 def counts_of(overload: str) -> _Counter:
@@ -117,8 +119,10 @@ def counts(overload: str) -> Counts:
 def every_count() -> dict[str, Counts]:
     """Return the counts of every overload called since the process began or `reset_stats()`, by overload."""
     with brief:
-        names = sorted(name for name, counter in _counters.items() if _native or counter.is_used)
-    found = {name: counts(name) for name in names}
+        names = {counter.overload for counter in _used}
+    for dispatcher in _native:
+        names.update(dispatcher.counted())
+    found = {name: counts(name) for name in sorted(names)}
     return {name: entry for name, entry in found.items() if entry != Counts()}
 
 
@@ -126,20 +130,11 @@ def totals() -> Counts:
     """Return the sum of all overloads' counts, with the overload before each reason."""
     replayed, launched = 0, 0
     declined, unrecordable = Counter[str](), Counter[str]()
-    with brief:
-        names = list(_counters)
-        for name, counter in _counters.items():
-            launched += counter.launched
-            replayed += counter.replayed
-            for reasons, into in ((counter.declined, declined), (counter.unrecordable, unrecordable)):
-                if reasons:
-                    into.update({f"{name}: {reason}": count for reason, count in reasons.items()})
-    for dispatcher in _native:
-        for name in names:
-            more, reasons, _ = dispatcher.counts(name)
-            replayed += more
-            if reasons:
-                declined.update({f"{name}: {reason}": count for reason, count in reasons.items()})
+    for name, entry in every_count().items():
+        replayed += entry.replayed
+        launched += entry.launched
+        for reasons, into in ((entry.declined, declined), (entry.unrecordable, unrecordable)):
+            into.update({f"{name}: {reason}": count for reason, count in reasons.items()})
     return Counts(replayed, launched, dict(declined), dict(unrecordable))
 
 
@@ -147,13 +142,12 @@ def reset_stats() -> None:
     """Set every count to zero, and empty the list of compiled kernels."""
     forget()
     with brief:
-        for counter in _counters.values():
+        for counter in _used:
             counter.logged.clear()
-            if counter.is_used:
-                counter.launched = counter.replayed = 0
-                counter.declined.clear()
-                counter.unrecordable.clear()
-        names = list(_counters)
+            counter.launched = counter.replayed = 0
+            counter.declined.clear()
+            counter.unrecordable.clear()
+        _used.clear()
     for dispatcher in _native:
-        for name in names:
+        for name in dispatcher.counted():
             dispatcher.reset_counts(name)

@@ -262,6 +262,16 @@ void clear(const std::string& name) {
   dropped.swap(state.plans);
 }
 
+// Drops the plans of all operators.
+void clear_all() {
+  std::list<Entry> dropped;
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  for (const auto& [name, state] : by_name()) {
+    state->by_hash.clear();
+    dropped.splice(dropped.end(), state->plans);
+  }
+}
+
 // Returns what is kept for a call with these arguments: "plan", "decline" or "nothing".
 std::string kept(const std::string& name, const py::list& values) {
   State& state = state_of(name);
@@ -319,6 +329,18 @@ py::tuple counts(const std::string& name) {
   return py::make_tuple(state.replayed.load(), declined, plans);
 }
 
+// Returns the names of the operators with a count that is not zero.
+std::vector<std::string> counted() {
+  std::vector<std::string> found;
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  for (const auto& [name, state] : by_name()) {
+    bool any = state->replayed.load() != 0;
+    for (const auto& reason : state->reasons) any = any || reason.second->load() != 0;
+    if (any) found.push_back(name);
+  }
+  return found;
+}
+
 void reset_counts(const std::string& name) {
   if (!by_name().count(name)) return;
   State& state = state_of(name);
@@ -351,6 +373,7 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   module.def("set_active", [](const std::string& name, bool active) { state_of(name).set_active(active); });
   module.def("uninstall", &uninstall);
   module.def("clear", &clear);
+  module.def("clear_all", &clear_all);
   module.def("kept", &kept);
   module.def("call", &call_with);
   module.def("repeat", &repeat);
@@ -364,6 +387,7 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
       });
   module.def("graph_key", &graph_key);
   module.def("counts", &counts);
+  module.def("counted", &counted);
   module.def("reset_counts", &reset_counts);
   module.def("set_inside_kernel", &set_inside_kernel);
   module.def("set_launch_hooks", &set_launch_hooks);
