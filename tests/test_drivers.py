@@ -1,6 +1,4 @@
-"""Drivers of the native dispatcher: HIP's against a stub of its functions, a plug-in's, built from its source, and one
-for graphs, whose launches run without a GPU.
-"""
+"""Drivers of the native dispatcher on CPU tensors: HIP's against a stub of its functions, a plug-in's, and graphs."""
 
 import json
 import os
