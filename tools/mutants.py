@@ -216,6 +216,22 @@ _POINTWISE = [
         tests="tests/test_native.py -k counts_versions",
     ),
     Mutant(
+        "a graph's launches keep addresses from before a call that moves memory",
+        "pointwise",
+        "runtime/native/graph.h",
+        "      default: preparation.forget();",
+        "      default: break;",
+        tests="tests/test_drivers.py -k follows",
+    ),
+    Mutant(
+        "a graph takes an address that the driver has refused for written",
+        "pointwise",
+        "runtime/native/prepared.h",
+        "    known.reset();",
+        "    known = address;",
+        tests="tests/test_drivers.py -k after_an_error",
+    ),
+    Mutant(
         "hardtanh has a gradient at its bounds",
         "pointwise",
         "ops/activation.py",

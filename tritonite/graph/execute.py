@@ -1,4 +1,4 @@
-"""The execution of a graph's plan in Python, as graph.h executes it in C++. Launches run in Triton's interpreter."""
+"""The execution of a graph's plan in Python, as execution.h runs it in C++. Launches run in Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@
 - plan.h: a plan as C++ data
 - record.h: runs Python without a plan, and converts the plan that Python returns
 - replay.h: runs a plan
-- graph.h: a graph's plan as C++ data, and its execution
+- graph.h: a graph's plan as C++ data
+- prepared.h: the arguments of a graph's launches, prepared when the graph is made
+- execution.h: the execution of a graph's plan, and the key of a graph's inputs
 - audit.h: samples of calls for `tritonite.audit`
 - driver.h: what a device gives the dispatcher; cuda.h, hip.h: what CUDA and HIP give; drivers.h: the one of each device
 - libraries.h: functions of libraries that are loaded at run time

@@ -26,7 +26,7 @@
 
 #include "audit.h"
 #include "cache.h"
-#include "graph.h"
+#include "execution.h"
 #include "record.h"
 #include "replay.h"
 
@@ -384,7 +384,8 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
       }))
       .def("run", [](const std::shared_ptr<Graph>& graph, const py::list& inputs) {
         return run_graph(graph, inputs, &serve_in_graph);
-      });
+      })
+      .def("free_arguments", [](const std::shared_ptr<Graph>& graph) { return graph->prepared.count_free(); });
   module.def("graph_key", &graph_key);
   module.def("counts", &counts);
   module.def("counted", &counted);

@@ -54,7 +54,8 @@ struct Driver {
   int (*load_module)(void** module, const void* image) = nullptr;
   int (*find_function)(void** function, void* module, const char* name) = nullptr;
   int (*unload_module)(void* module) = nullptr;
-  // Launches a function with pointers to the values of its parameters. The last argument is null.
+  // Launches a function with pointers to the values of its parameters, which are read before it returns. The last
+  // argument is null.
   int (*launch_kernel)(const LaunchConfig*, void* function, void** parameters, void** extra) = nullptr;
   // Null, or called with the code of a failed launch. Returns 0 if the launch shall be tried once more.
   int (*recover)(int code, int device) = nullptr;

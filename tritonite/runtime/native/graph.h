@@ -1,4 +1,4 @@
-// A graph's plan: the steps of many calls over one table of memory, as graph/plan.py describes them, and its execution.
+// A graph's plan: the steps of many calls over one table of memory, as graph/plan.py describes them.
 
 #pragma once
 
@@ -6,17 +6,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "prepared.h"
 #include "record.h"
-#include "replay.h"
 
 namespace {
 
@@ -41,7 +39,7 @@ struct CallResult {
 struct GraphStep {
   enum Kind { kLaunch, kCopy, kClear, kDraw, kHold, kBoxed, kPython, kAllocate, kFree } kind = kLaunch;
   Step step;
-  // Bytes to clear, the advance of a draw, or the index of a drawn number.
+  // Bytes to clear, the advance of a draw, the index of a drawn number, or the number of a prepared launch.
   uint64_t count = 0;
   std::vector<size_t> buffers, inputs;
   // A call of an operator: its handle, and its state if it has a kernel of ours.
@@ -62,6 +60,7 @@ struct Graph {
   std::vector<Argument> results;
   // By input: whether a step writes it.
   std::vector<bool> written;
+  Prepared prepared;
 
   ~Graph() {
     if (!Py_IsInitialized()) return;
@@ -153,6 +152,28 @@ GraphStep graph_step_of(
   return step;
 }
 
+// Prepares the arguments of all launches of compiled kernels.
+void prepare(Graph& graph) {
+  Preparation preparation(graph.prepared, graph.plan, graph.numbers, graph.written);
+  for (GraphStep& step : graph.steps) {
+    switch (step.kind) {
+      case GraphStep::kLaunch:
+        if (step.step.launch.function) step.count = preparation.add(step.step.launch);
+        else preparation.forget();
+        break;
+      case GraphStep::kAllocate:
+      case GraphStep::kFree:
+        for (const size_t number : step.buffers) preparation.forget(true, number);
+        for (const size_t number : step.inputs) preparation.forget(false, number);
+        break;
+      case GraphStep::kDraw: break;
+      // A call may move any memory, and what writes an input may move it once.
+      default: preparation.forget();
+    }
+  }
+  graph.prepared.give_back(graph.prepared.take());
+}
+
 std::shared_ptr<Graph> graph_of(const py::handle& described, State* (*find)(const std::string&)) {
   auto graph = std::make_shared<Graph>();
   graph->plan.device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
@@ -169,204 +190,8 @@ std::shared_ptr<Graph> graph_of(const py::handle& described, State* (*find)(cons
   for (const py::handle item : described.attr("steps")) graph->steps.push_back(graph_step_of(item, find, graph->plan.driver));
   for (const py::handle item : described.attr("results")) graph->results.push_back(argument_of(item, nullptr));
   graph->written = described.attr("written").cast<std::vector<bool>>();
+  prepare(*graph);
   return graph;
-}
-
-// One execution of a graph.
-struct Execution {
-  const Graph& graph;
-  Replay& replay;
-  std::vector<at::Tensor>& inputs;
-  // By buffer: the result of a call of Python that is no tensor.
-  std::unordered_map<size_t, py::object> objects;
-
-  void run(void (*serve)(State&, Stack*)) {
-    replay.buffers.resize(graph.plan.buffers.size());
-    allocate(0);
-    for (const GraphStep& step : graph.steps) {
-      switch (step.kind) {
-        case GraphStep::kLaunch: replay.run_launch(step.step.launch); break;
-        case GraphStep::kCopy: replay.copy(step.step); break;
-        case GraphStep::kClear: replay.clear(step.step.to.source, step.count); break;
-        case GraphStep::kDraw: {
-          const auto drawn = draw_from(at::globalContext().defaultGenerator(graph.plan.device), step.count);
-          replay.drawn.push_back(drawn.first);
-          replay.drawn.push_back(drawn.second);
-          break;
-        }
-        case GraphStep::kHold: {
-          at::Tensor holder = at::detail::empty_cpu({}, c10::kLong);
-          *holder.mutable_data_ptr<int64_t>() = static_cast<int64_t>(replay.drawn[step.count]);
-          replay.buffers[step.buffers[0]] = holder;
-          break;
-        }
-        case GraphStep::kBoxed: call(step, serve); break;
-        case GraphStep::kPython: call_python(step); break;
-        case GraphStep::kAllocate:
-          for (const size_t number : step.buffers) allocate(number);
-          break;
-        case GraphStep::kFree:
-          for (const size_t number : step.inputs) inputs[number] = at::Tensor();
-          for (const size_t number : step.buffers) {
-            replay.buffers[number] = at::Tensor();
-            if (!objects.empty()) {
-              py::gil_scoped_acquire gil;
-              objects.erase(number);
-            }
-          }
-          break;
-      }
-    }
-  }
-
-  void allocate(size_t number) {
-    const Buffer& buffer = graph.plan.buffers[number];
-    replay.buffers[number] =
-        at::detail::empty_strided_generic(buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype);
-    if (poison.load(std::memory_order_relaxed)) replay.fill(replay.buffers[number], 0xff);
-  }
-
-  at::Tensor tensor_of(const Argument& argument) const {
-    return argument.kind == Argument::kView ? replay.viewed(argument.view) : replay.base(argument.view.source);
-  }
-
-  IValue value_of(const Argument& argument) const {
-    if (argument.kind == Argument::kConstant) return argument.value;
-    if (argument.kind < Argument::kList) return tensor_of(argument);
-    // A list of tensors, or of optional ones.
-    const auto element = argument.type->castRaw<c10::ListType>()->getElementType();
-    if (element->kind() == c10::TypeKind::OptionalType) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const Argument& item : argument.items) {
-        if (item.kind == Argument::kConstant) list.push_back(std::nullopt);
-        else list.push_back(tensor_of(item));
-      }
-      return list;
-    }
-    c10::List<at::Tensor> list;
-    for (const Argument& item : argument.items) list.push_back(tensor_of(item));
-    return list;
-  }
-
-  void call(const GraphStep& step, void (*serve)(State&, Stack*)) {
-    Stack stack;
-    stack.reserve(step.arguments.size());
-    for (const Argument& argument : step.arguments) stack.push_back(value_of(argument));
-    if (step.state) serve(*step.state, &stack);
-    else step.handle->callBoxed(&stack);
-    for (const CallResult& result : step.results) {
-      // An operator with one result has no index for the result itself.
-      const bool several = step.handle->schema().returns().size() > 1;
-      const IValue& outer = several ? stack[result.path[0]] : stack[0];
-      const size_t depth = several ? 1 : 0;
-      replay.buffers[result.buffer] =
-          result.path.size() > depth ? outer.toListRef()[result.path[depth]].toTensor() : outer.toTensor();
-    }
-  }
-
-  py::object object_of(const Argument& argument) const {
-    switch (argument.kind) {
-      case Argument::kConstant: return argument.object;
-      case Argument::kWhole: {
-        const auto found = objects.find(argument.view.source.index);
-        if (argument.view.source.buffer && found != objects.end()) return found->second;
-        return py::cast(replay.base(argument.view.source));
-      }
-      case Argument::kView: return py::cast(replay.viewed(argument.view));
-      default: break;
-    }
-    py::list list;
-    for (const Argument& item : argument.items) list.append(object_of(item));
-    return argument.kind == Argument::kTuple ? py::object(py::tuple(list)) : list;
-  }
-
-  void call_python(const GraphStep& step) {
-    py::gil_scoped_acquire gil;
-    py::list args;
-    py::dict kwargs;
-    for (const Argument& argument : step.arguments) args.append(object_of(argument));
-    for (const auto& [name, argument] : step.named) kwargs[name.c_str()] = object_of(argument);
-    const py::object returned = step.function(*args, **kwargs);
-    for (const CallResult& result : step.results) {
-      py::object found = returned;
-      for (const size_t index : result.path) found = found[py::int_(index)];
-      if (THPVariable_Check(found.ptr())) replay.buffers[result.buffer] = found.cast<at::Tensor>();
-      else objects[result.buffer] = found;
-    }
-  }
-};
-
-// Runs a graph on its inputs and constants, and empties their list. Returns its outputs, or None if a kernel refuses the data.
-py::object run_graph(const std::shared_ptr<Graph>& graph, const py::list& inputs, void (*serve)(State&, Stack*)) {
-  std::vector<at::Tensor> tensors(inputs.size());
-  Call call;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_tensor = THPVariable_Check(inputs[i].ptr());
-    if (is_tensor) tensors[i] = THPVariable_Unpack(inputs[i].ptr());
-    call.leaves.push_back({&tensors[i], is_tensor, is_tensor && graph->written[i]});
-  }
-  Replay replay{nullptr, graph->plan, call, {}, graph->numbers, {}, {}};
-  Execution execution{*graph, replay, tensors, {}};
-  // So that an input is freed after its last use.
-  inputs.attr("clear")();
-  {
-    py::gil_scoped_release nobody;
-    c10::OptionalDeviceGuard guard;
-    if (!graph->plan.device.is_cpu()) guard.reset_device(graph->plan.device);
-    at::AutoDispatchBelowADInplaceOrView below;
-    try {
-      execution.run(serve);
-    } catch (const Refused&) {
-      py::gil_scoped_acquire gil;
-      return py::none();
-    }
-  }
-  py::list outputs;
-  for (const Argument& result : graph->results) outputs.append(execution.object_of(result));
-  return outputs;
-}
-
-// Returns all facts about a graph's inputs that the steps of its plan depend on, or None for an input that words cannot
-// describe.
-py::object graph_key(const py::list& inputs) {
-  Words words;
-  words.push_back(ambient());
-  std::unordered_map<uintptr_t, size_t> first;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    PyObject* value = inputs[i].ptr();
-    if (THPVariable_Check(value)) {
-      const at::Tensor& tensor = THPVariable_Unpack(value);
-      const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-      if (impl->layout() != c10::kStrided || !impl->has_storage() || impl->has_symbolic_sizes_strides()) return py::none();
-      const auto pointer = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-      const auto keys = impl->key_set();
-      words.push_back(
-          kTensor | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
-          static_cast<uint64_t>(tensor.device().type()) << 16 |
-          static_cast<uint64_t>(tensor.device().index() & 0xff) << 24 |
-          static_cast<uint64_t>((pointer & 15) != 0) << 32 |
-          static_cast<uint64_t>(keys.has(c10::DispatchKey::Negative)) << 33 |
-          static_cast<uint64_t>(keys.has(c10::DispatchKey::Conjugate)) << 34 | static_cast<uint64_t>(impl->dim()) << 40);
-      for (const int64_t size : impl->sizes()) words.push_back(size);
-      for (const int64_t stride : impl->strides()) words.push_back(stride);
-      if (!pointer) continue;
-      const auto shared = first.emplace(pointer, i);
-      if (!shared.second) words.push_back(kUndefined | i << 8 | shared.first->second << 32);
-    } else if (PyBool_Check(value)) {
-      words.push_back(kBool | static_cast<uint64_t>(value == Py_True) << 8);
-    } else if (PyLong_Check(value)) {
-      words.push_back(kInt);
-      words.push_back(py::cast<int64_t>(py::handle(value)));
-    } else if (PyFloat_Check(value)) {
-      words.push_back(kDouble);
-      words.push_back(bits_of(PyFloat_AS_DOUBLE(value)));
-    } else if (value == Py_None) {
-      words.push_back(kNone);
-    } else {
-      return py::none();
-    }
-  }
-  return py::bytes(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint64_t));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,11 @@ std::pair<uint64_t, uint64_t> draw_from(at::Generator generator, uint64_t advanc
   return {generator.current_seed(), offset};
 }
 
+// Returns the bits of a number as a launch takes them.
+uint64_t bits_of_number(const Number& number, const Slot& slot) {
+  return slot.floating ? bits_of(number.as_real()) : static_cast<uint64_t>(number.integer);
+}
+
 // Thrown if ATen has to serve the call because of its data: a kernel's assertion has failed in the interpreter, or a
 // size is negative (`refuse_if_negative` of contract.py).
 struct Refused {};
@@ -63,6 +69,8 @@ struct Replay {
   c10::SmallVector<int64_t, 2> sizes;
   // Seed and offset of each draw, in turn.
   c10::SmallVector<uint64_t, 2> drawn;
+  // The current stream, from the first step that asks for it until a step that may change it.
+  mutable std::optional<void*> known_stream = std::nullopt;
 
   const at::Tensor& base(const Source& source) const {
     return source.buffer ? buffers[source.index] : *call.leaves[source.index].tensor;
@@ -146,7 +154,8 @@ struct Replay {
   }
 
   void* stream() const {
-    return plan.driver->stream(plan.device.index());
+    if (!known_stream) known_stream = plan.driver->stream(plan.device.index());
+    return *known_stream;
   }
 
   void check(const char* step, int code) const {
@@ -176,12 +185,6 @@ struct Replay {
     check("waiting for sizes", plan.driver->wait(own));
   }
 
-  uint64_t bits_of_slot(const Parameter& parameter) const {
-    const Number& number = numbers[parameter.index];
-    if (!plan.slots[parameter.index].floating) return static_cast<uint64_t>(number.integer);
-    return bits_of(number.as_real());
-  }
-
   uintptr_t address(const Source& source) const {
     // Asking for a mutable pointer gives a lazily cloned tensor memory of its own.
     const bool written = !source.buffer && call.leaves[source.index].written;
@@ -198,7 +201,7 @@ struct Replay {
   uint64_t bits_of_parameter(const Parameter& parameter) const {
     switch (parameter.kind) {
       case Parameter::kPointer: return address(parameter.source);
-      case Parameter::kSlot: return bits_of_slot(parameter);
+      case Parameter::kSlot: return bits_of_number(numbers[parameter.index], plan.slots[parameter.index]);
       case Parameter::kDrawn: return drawn[parameter.index];
       case Parameter::kSize: return sizes[parameter.index];
       default: return parameter.bits;
@@ -260,16 +263,25 @@ struct Replay {
         values[i] = bits_of_parameter(parameter);
         continue;
       }
-      TensorMap* map = &descriptors[parameter.index];
-      pointers[i] = map;
-      check("addressing", plan.driver->replace_address(map, reinterpret_cast<void*>(address(parameter.source))));
+      TensorMap& map = descriptors[parameter.index];
+      pointers[i] = &map;
+      replace_address(map, address(parameter.source));
     }
+    submit(launch, pointers.data());
+  }
+
+  void replace_address(TensorMap& map, uintptr_t address) const {
+    check("addressing", plan.driver->replace_address(&map, reinterpret_cast<void*>(address)));
+  }
+
+  // Launches a compiled kernel with pointers to the values of its parameters, unless the grid is empty.
+  void submit(const Launch& launch, void** arguments) const {
     LaunchConfig config = config_of(launch);
     if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return;
     config.attributes = const_cast<LaunchAttribute*>(launch.attributes.data());
     config.attribute_count = launch.attributes.size();
     config.stream = stream();
-    check("launching", plan.driver->launch(config, launch.function, pointers.data(), plan.device.index()));
+    check("launching", plan.driver->launch(config, launch.function, arguments, plan.device.index()));
   }
 
   LaunchConfig config_of(const Launch& launch) const {
