@@ -72,6 +72,13 @@ def test_repeated_eigenvalues():
             check("_linalg_eigh", x.to(dtype))
 
 
+def test_norms_of_vectors_do_not_grow():
+    """Hundreds of rotations change a column; their roundoff has no preferred sign."""
+    _, vectors = tritonite.overloads()["_linalg_eigh"](symmetric(4, 32, 32))
+    norms = vectors.square().sum(-2)
+    assert (norms - 1).mean().abs() < 2 * torch.finfo(norms.dtype).eps
+
+
 def test_results_do_not_depend_on_the_batch():
     x = torch.stack([symmetric(5, 5), torch.eye(5, dtype=torch.float64, device=tritonite.device)])
     with tritonite.use_gems(faster_only=False, invariant=True):
