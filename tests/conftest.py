@@ -27,6 +27,7 @@ from tritonite.engine.gemm import cost_pointers, select
 from tritonite.engine.gemm.table import LIMITS
 from tritonite.engine.histogram import HISTOGRAM
 from tritonite.engine.indexing.table import INDEXING
+from tritonite.engine.linalg.table import LINALG
 from tritonite.engine.norm.table import NORM
 from tritonite.engine.pointwise.table import POINTWISE
 from tritonite.engine.rows import space
@@ -168,6 +169,7 @@ TABLES = {
     "gemm": LIMITS,
     "histogram": HISTOGRAM,
     "indexing": INDEXING,
+    "linalg": LINALG,
     "norm": NORM,
     "pointwise": POINTWISE,
     "random": random.RANDOM,

@@ -152,6 +152,8 @@ def test_reflectors_of_large_and_small_numbers():
         x = matrices(2, 6, 3, dtype=torch.float32) * scale
         q, r = tritonite.overloads()["linalg_qr"](x)
         torch.testing.assert_close(q @ (r / scale), x / scale)
+    q, _ = tritonite.overloads()["linalg_qr"](matrices(2, 6, 3, dtype=torch.float32) * 1e-42)
+    torch.testing.assert_close(q.mT @ q, torch.eye(3, device=q.device).expand(2, 3, 3))
 
 
 def test_a_factor_replaces_its_matrix():

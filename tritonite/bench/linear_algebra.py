@@ -62,19 +62,26 @@ def _linalg(random: Source) -> Call:
 
 _BLOCKED = (
     *("linalg_cholesky_ex", "_cholesky_solve_helper", "linalg_solve_triangular", "linalg_lu_factor_ex"),
-    *("linalg_inv_ex", "_linalg_solve_ex", "_linalg_slogdet", "linalg_qr"),
+    *("linalg_inv_ex", "_linalg_solve_ex", "_linalg_slogdet", "linalg_qr", "_linalg_eigh", "_linalg_svd"),
 )
+_ROTATED = ("_linalg_eigh", "_linalg_svd")
 
 
 @family("linalg_blocks")
 def _linalg_blocks(random: Source) -> Call:
-    """Draw a factorisation, a solve or an inverse of one matrix of 256 to 2,048 rows, which is divided into blocks."""
+    """Draw a factorisation, a solve or an inverse of one matrix of 256 to 2,048 rows, which is divided into blocks.
+
+    Jacobi's methods get four matrices of half the side.
+    """
     name = named(random, _BLOCKED)
     arguments, keywords = _MATRICES[name]
     rows = min(random.choice(_LARGE_SIDES), int(random.sizes.most**0.4))
     # The matrices of QR have twice as many rows as columns.
     n = rows // 2 if name == "linalg_qr" else rows
-    return Call(name, name, exactly(lambda make: arguments(make, 1, n), **keywords))
+    B = 1
+    if name in _ROTATED:
+        B, n = 4, max(1, n // 2)
+    return Call(name, name, exactly(lambda make: arguments(make, B, n), **keywords))
 
 
 @family("fft")

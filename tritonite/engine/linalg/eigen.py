@@ -5,15 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.linalg.jacobi import (
-    normalized,
-    opponent,
-    ordered,
-    positions,
-    rotated_columns,
-    rotated_rows,
-    rotation,
-)
+from tritonite.engine.linalg.jacobi import normalized, opponent, positions, rotated_pairs
 from tritonite.engine.linalg.tile import begin, matrices_of, pointers, vector_pointers
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
@@ -24,8 +16,7 @@ from tritonite.runtime.libentry import libentry
 def factor_symmetric(values, vectors, failed, source, sizes, n_matrices, n, META: tl.constexpr):
     """Write L and V of A V = V L, where A is symmetric and its lower triangle is read.
 
-    `failed` becomes -1 if a matrix is not finite or needs too many sweeps. The tile has zeros in its diagonal, which is
-    a vector of its own, so that roundoff of elements off the diagonal is relative to them alone.
+    `failed` becomes -1 if a matrix is not finite or needs too many sweeps.
     """
     wait_for_previous_launch()
     facts: tl.constexpr = META
@@ -46,26 +37,14 @@ def factor_symmetric(values, vectors, failed, source, sizes, n_matrices, n, META
     sweep = 0
     rest = tl.full((MATRICES,), 1, tl.int32)
     while (sweep < facts.most_sweeps) & (tl.max(rest, 0) > 0):
-        largest = tl.zeros((MATRICES, SIDE), tile.dtype)
+        # A finished matrix stays as it is, so that results do not depend on other matrices of the tile.
+        active = rest[:, None] > 0
+        skew = tl.zeros((MATRICES, SIDE), tl.int32)
         for step in range(players - 1):
             met = tl.broadcast_to(opponent(line, step, players), (MATRICES, SIDE))
-            pairs = row == opponent(column, step, players)
-            product = tl.sum(tl.where(pairs, tile, 0.0), 1)
-            # A finished matrix stays as it is, so that results do not depend on other matrices of the tile.
-            product = tl.where(rest[:, None] > 0, 0.5 * (product + tl.gather(product, met, 1)), 0.0)
-            largest = tl.maximum(largest, tl.abs(product))
-            other = tl.gather(diagonal, met, 1)
-            tangent, cosine = rotation(product, diagonal, other, line < met)
-            moves = (rest[:, None] > 0) & (tl.maximum(line, met) < n)
-            stay, cross, diagonal, change = ordered(
-                tangent, cosine, product, diagonal, other, line < met, moves, facts.tolerance
-            )
-            largest = tl.where(change, 1.0, largest)
-            tile = rotated_rows(rotated_columns(tile, met, stay, cross), met, stay, cross)
-            tile = tl.where(pairs | (row == column), 0.0, tile)
-            if facts.vectors:
-                basis = rotated_columns(basis, met, stay, cross)
-        rest = tl.max((largest > facts.tolerance).to(tl.int32), 1)
+            meets = row == opponent(column, step, players)
+            tile, diagonal, basis, skew = rotated_pairs(tile, diagonal, basis, skew, met, meets, active, n, facts)
+        rest = tl.max(skew, 1)
         sweep += 1
     position = positions(tl.where(line < n, diagonal, float("inf")))
     target = vector_pointers(begin(values, index, sizes), position, values.row, meta.index)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.linalg.jacobi import normalized, opponent, ordered, positions, rotated_columns, rotation
+from tritonite.engine.linalg.jacobi import (
+    normalized,
+    opponent,
+    ordered,
+    positions,
+    rotated,
+    rotated_columns,
+    rotation,
+)
 from tritonite.engine.linalg.tile import begin, matrices_of, pointers, vector_pointers
 from tritonite.language.math import square_root
 from tritonite.language.order import wait_for_previous_launch
@@ -51,16 +59,16 @@ def orthogonalize_columns(
             cross = tl.where(rest[:, None] > 0, cross, 0.0)
             allowed = facts.tolerance * facts.tolerance * tl.maximum(own, other) * tl.max(own, 1)[:, None]
             skew = tl.maximum(skew, (cross * cross > allowed).to(tl.int32))
-            tangent, cosine = rotation(cross, own, other, line < met)
+            tangent, sine, cosm1 = rotation(cross, own, other, line < met)
             moves = (rest[:, None] > 0) & (tl.maximum(line, met) < n_columns)
             # The order of columns that are roundoff does not settle.
             above = 4096 * facts.tolerance * facts.tolerance * tl.max(own, 1)[:, None]
             moves &= tl.maximum(own, other) > above
-            stay, add, _, change = ordered(tangent, cosine, cross, own, other, line < met, moves, facts.tolerance)
+            stay, add, _, change = ordered(tangent, sine, cosm1, cross, own, other, line < met, moves, facts.tolerance)
             skew = tl.maximum(skew, change.to(tl.int32))
-            tile = stay[:, None, :] * tile + add[:, None, :] * others
+            tile = rotated(tile, others, stay[:, None, :], add[:, None, :], change[:, None, :])
             if facts.vectors:
-                basis = rotated_columns(basis, met, stay, add)
+                basis = rotated_columns(basis, met, stay, add, change)
         rest = tl.max(skew, 1)
         sweep += 1
     norm = tl.sum(tile * tile, 1)

@@ -25,11 +25,13 @@ class LinalgTable(NamedTuple):
     most_warps: warps of the largest program.
     right_hand_sides: most columns of a block of right-hand sides.
     least_batch: for sides of a tile, the fewest matrices for which ATen is not expected to be faster.
-    most_rotated: the most columns that Jacobi's methods rotate, which hold two tiles in registers.
+    most_rotated: the most columns that a program rotates by Jacobi's methods, which hold two tiles in registers.
     rotated_bytes: `warp_bytes` of Jacobi's methods.
+    rotated_block: columns of the blocks that Jacobi's methods divide larger matrices into, whose tiles have two.
     least_rotated: `least_batch` of Jacobi's methods, by the number of columns.
     block: rows and columns of the blocks that larger matrices are divided into.
-    measured: the two bounds have been measured. Until then ATen serves all batches unless `faster_only` is off.
+    measured: the two bounds on batches have been measured. Until then, and where matrices are divided into blocks, ATen
+        serves all batches unless `faster_only` is off.
     """
 
     largest: int = 128
@@ -40,6 +42,7 @@ class LinalgTable(NamedTuple):
     least_batch: tuple[tuple[int, int], ...] = ((32, 1), (64, 8), (128, 32))
     most_rotated: int = 64
     rotated_bytes: int = 2048
+    rotated_block: int = 32
     least_rotated: tuple[tuple[int, int], ...] = ((32, 1), (64, 8))
     block: int = 64
     measured: bool = False
@@ -93,12 +96,9 @@ def check_panels(rows: int, columns: int, dtype: torch.dtype) -> None:
         raise Decline(f"{dtype} matrices of {rows} by {columns}; up to {most} rows are factored by panels")
 
 
-def check_rotated_size(rows: int, columns: int, dtype: torch.dtype) -> None:
-    """Decline matrices larger than a tile, or with more columns than Jacobi's methods rotate."""
-    check_size(rows, columns, dtype)
-    most = linalg_table().most_rotated
-    if columns > most:
-        raise Decline(f"matrices of {rows} by {columns}; up to {most} columns are rotated")
+def rotates_whole(rows: int, columns: int, dtype: torch.dtype) -> bool:
+    """Return whether a program holds a whole matrix, and rotates its columns."""
+    return columns <= linalg_table().most_rotated and fits_tile(rows, columns, dtype)
 
 
 def _too_few(bounds: tuple[tuple[int, int], ...], side: int, n_matrices: int) -> bool:

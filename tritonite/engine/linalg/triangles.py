@@ -1,4 +1,4 @@
-"""Copies of triangles of matrices, and identity matrices, of any size and strides."""
+"""Copies of triangles of matrices, identity matrices, and signs of columns, of any size and strides."""
 
 from __future__ import annotations
 
@@ -31,10 +31,16 @@ def _one(row, column):
     return row == column
 
 
+@triton.jit
+def _with_sign(x, number):
+    return tl.where(number < 0, -x, x)
+
+
 _copy_unit_lower = Pointwise("unit_lower", _unit_lower, {"source": "own", **_INDICES})
 _copy_upper = Pointwise("upper", _upper, {"source": "own", **_INDICES})
 _mirror = Pointwise("mirrored", _mirrored, {"lower": "own", "transposed": "own", **_INDICES})
 _identity = Pointwise("identity", _one, _INDICES)
+_sign_columns = Pointwise("signed_columns", _with_sign, {"x": "own", "number": "own"})
 
 
 def _dims(out: torch.Tensor) -> tuple[int, int]:
@@ -59,3 +65,8 @@ def mirror(out: torch.Tensor, source: torch.Tensor) -> None:
 def identity(out: torch.Tensor) -> None:
     """Write 1 on the diagonal and 0 elsewhere."""
     _identity.run(_dims(out), (out,))
+
+
+def sign_columns(x: torch.Tensor, triangle: torch.Tensor) -> None:
+    """Negate the columns of matrices for which the diagonal element of `triangle` is negative, in place."""
+    _sign_columns.run((x, triangle.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)), (x,))

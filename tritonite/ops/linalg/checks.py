@@ -13,10 +13,10 @@ from tritonite.engine.linalg.table import (
     aten_is_faster,
     aten_rotates_faster,
     check_panels,
-    check_rotated_size,
     check_size,
     fits_tile,
     linalg_table,
+    rotates_whole,
 )
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
@@ -97,11 +97,20 @@ def one_batch(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(0) if x.dim() == 2 else x.flatten(0, -3)
 
 
-def check_rotated(x: torch.Tensor) -> None:
-    """Decline matrices whose columns do not fit a tile, and batches for which ATen is expected to be faster."""
+def is_rotated_by_blocks(x: torch.Tensor) -> bool:
+    """Return whether Jacobi's methods divide matrices into blocks of columns because no program rotates all.
+
+    ATen is expected to be faster than blocks, and than tiles for small batches: `faster_only` declines both. A batch
+    without matrices, and matrices without elements, are not divided.
+    """
     rows, columns = x.shape[-2:]
-    check_rotated_size(rows, columns, x.dtype)
-    _decline_if_slower(aten_rotates_faster(columns, math.prod(x.shape[:-2])))
+    if not x.numel():
+        return False
+    if rotates_whole(rows, columns, x.dtype):
+        _decline_if_slower(aten_rotates_faster(columns, math.prod(x.shape[:-2])))
+        return False
+    decline_if_slower(True)
+    return True
 
 
 def check_solved(right: torch.Tensor) -> None:

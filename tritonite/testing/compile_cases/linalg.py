@@ -65,6 +65,20 @@ def blocks(full: bool) -> Iterator[Case]:
 
 
 @compile_cases("linalg")
+def rotated_blocks(full: bool) -> Iterator[Case]:
+    """The launches of Jacobi's methods on pairs of blocks: norms, the first round of a sweep and others, orders."""
+    for dtype in _DTYPES:
+        x, met = torch.empty(2, 130, 130, dtype=dtype), []
+        for name in ("_linalg_eigh", "_linalg_svd"):
+            for specialization in launches(registry.overloads()[name], (x,)):
+                key = specialization.kernel, specialization.signature, specialization.constants
+                if specialization.kernel.__module__.endswith(("block_jacobi", "block_pairs")) and key not in met:
+                    met.append(key)
+                    targets = tuple(TARGETS) if full else ("sm_90",)
+                    yield Case(f"{name} {dtype} in pairs of blocks", specialization, targets)
+
+
+@compile_cases("linalg")
 def strides_of_one(full: bool) -> Iterator[Case]:
     """Each kernel with one stride after another equal to 1, for matrices whose batch has two strides."""
     for label, specialization in _launched(torch.empty(20, 5, 3, 3).transpose(0, 1)):
