@@ -26,10 +26,11 @@ def _reflector(below, line, k):
     size = tl.maximum(tl.max(tl.abs(tail), 1), tl.abs(alpha))
     size = tl.where(size == 0, 1.0, size)
     scaled, own = true_divide(tail, size[:, None]), true_divide(alpha, size)
-    norm = size * square_root(tl.sum(scaled * scaled, 1) + own * own)
-    beta = tl.where(clear, alpha, -libdevice.copysign(norm, alpha))
-    tau = tl.where(clear, 0.0, true_divide(beta - alpha, tl.where(clear, 1.0, beta)))
-    v = true_divide(tail, tl.where(clear, 1.0, alpha - beta)[:, None])
+    # In units of the largest element, so that numbers below the smallest normal one lose no bits.
+    norm = -libdevice.copysign(square_root(tl.sum(scaled * scaled, 1) + own * own), own)
+    beta = tl.where(clear, alpha, size * norm)
+    tau = tl.where(clear, 0.0, true_divide(norm - own, tl.where(clear, 1.0, norm)))
+    v = true_divide(scaled, tl.where(clear, 1.0, own - norm)[:, None])
     return v, tau, beta
 
 
