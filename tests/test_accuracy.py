@@ -177,6 +177,21 @@ def test_large_powers_of_numbers_near_1(device):
         assert float((powers / exact - 1).abs().max()) < 6e-7
 
 
+def test_the_derivative_of_silu_near_its_root(device):
+    """A sum of 1 and a product near -1 would leave the product's roundoff."""
+    x = torch.linspace(-1.32, -1.24, 3000, device=device)
+    ones = torch.ones_like(x)
+    exact = torch.ops.aten.silu_backward(ones.double(), x.double())
+    rows = x[:, None].requires_grad_()
+    unit = torch.ones_like(rows)
+    with tritonite.use_gems():
+        found = [torch.ops.aten.silu_backward(ones, x)]
+    for result in (tritonite.fused.silu_and_mul(rows, unit), tritonite.fused.gated_rms_norm(unit, rows, None, 0.0)):
+        found += [torch.autograd.grad(result.sum(), rows)[0][:, 0]]
+    for each in found:
+        assert float((each.double() - exact).abs().max()) < 1e-8
+
+
 @pytest.mark.parametrize("kind", ["t", "u", "v", "w"])
 def test_shifted_polynomials_near_their_zeros(kind, device):
     """Near a zero, an error of the shifted argument would be large."""

@@ -34,6 +34,26 @@ def test_outputs_and_gradients(rank, mode, padding, device):
     assert served(f"{name}_backward")
 
 
+def test_small_cubic_weights_and_slopes_are_as_accurate_as_large_ones(device):
+    """Pixels of a diagonal give single weights, here at positions that float32 represents."""
+    image = torch.eye(8, device=device).view(8, 1, 1, 8)
+    x = torch.arange(-1021, 1024, 37, device=device) / 1024
+    grid = torch.stack((x, torch.zeros_like(x)), -1).expand(8, 1, -1, 2)
+    grad = torch.ones(8, 1, 1, len(x), device=device)
+
+    def sampled(dtype):
+        given = (image.to(dtype), grid.to(dtype), 2, 0, False)
+        slopes = torch.ops.aten.grid_sampler_2d_backward(grad.to(dtype), *given, [True, True])
+        return torch.ops.aten.grid_sampler_2d(*given), *slopes
+
+    exact = sampled(torch.float64)
+    with tritonite.use_gems(include="grid_sampler_2d*", faster_only=False):
+        found = sampled(torch.float32)
+    assert served("grid_sampler_2d") and served("grid_sampler_2d_backward")
+    for own, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=2e-6, atol=1e-20)
+
+
 @pytest.mark.smoke
 def test_strided_operands_and_large_offsets(device, monkeypatch):
     monkeypatch.setattr("tritonite.engine.pointwise.declare.INT32_LIMIT", 8)
@@ -54,6 +74,21 @@ def test_strided_operands_and_large_offsets(device, monkeypatch):
         )
     torch.testing.assert_close(found, expected)
     assert [x.stride() for x in found] == [x.stride() for x in expected]
+
+
+@pytest.mark.parametrize("padding", [1, 2], ids=["border", "reflection"])
+def test_the_sign_of_a_gradient_that_a_border_makes_zero(padding, device):
+    image = torch.arange(1.0, 6.0, dtype=torch.float64, device=device).view(1, 1, 1, 5)
+    x = torch.tensor([-4.9, -3.1, -2.875, -1.125, -1.0, 0.1, 1.0, 1.125, 2.875, 3.1, 5.1], device=device)
+    grid = torch.stack((x, torch.zeros_like(x)), -1).double().view(1, 1, -1, 2)
+    grad = torch.ones(1, 1, 1, len(x), dtype=torch.float64, device=device)
+    for corners in (False, True):
+        given = (grad, image, grid, 0, padding, corners, [True, True])
+        expected = torch.ops.aten.grid_sampler_2d_backward(*given)[1]
+        with tritonite.use_gems(include="grid_sampler_2d*", faster_only=False):
+            found = torch.ops.aten.grid_sampler_2d_backward(*given)[1]
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(found.signbit(), expected.signbit())
 
 
 def test_the_input_gradient_is_optional(device):

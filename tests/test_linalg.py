@@ -156,6 +156,17 @@ def test_reflectors_of_large_and_small_numbers():
     torch.testing.assert_close(q.mT @ q, torch.eye(3, device=q.device).expand(2, 3, 3))
 
 
+def test_reflectors_of_subnormal_columns_are_orthogonal():
+    """Each step on a matrix of rank 1 leaves roundoff of roundoff, which ends below the smallest normal number."""
+    rows = torch.randn(4, 1, 36, device=tritonite.device).expand(4, 20, 36)
+    for a in (rows, rows[..., :3] * 1e-41):
+        with tritonite.use_gems(include="linalg_qr", faster_only=False):
+            q, r = torch.linalg.qr(a)
+        torch.testing.assert_close(q.mT @ q, torch.eye(q.shape[-1]).expand(4, -1, -1).to(q), rtol=0, atol=2e-5)
+        torch.testing.assert_close(q @ r, a.contiguous(), rtol=0, atol=float(a.abs().max()) * 1e-5 + 20 * 2.0**-149)
+    assert served("linalg_qr")
+
+
 def test_a_factor_replaces_its_matrix():
     spd = definite(2, 4, 4)
     expected, info = torch.linalg.cholesky(spd), torch.empty(2, dtype=torch.int32, device=spd.device)

@@ -38,6 +38,31 @@ def test_gradients():
         assert torch.autograd.gradcheck(lambda x, y: torch.linalg.lstsq(x, y, driver="gels").solution, (a, b))
 
 
+@pytest.mark.declines("full rank")
+@pytest.mark.parametrize("shape", [(4, 4), (2, 7, 4), (2, 4, 7)])
+@pytest.mark.parametrize("change", ["equal", "zero", "nan"])
+def test_singular_matrices_are_atens_on_a_cpu(shape, change):
+    """ATen raises on a CPU for a diagonal with 0, and on a GPU for no matrix."""
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels raise for no matrix")
+    a, b = matrices(*shape), matrices(*shape[:-1], 2)
+    tall = a if shape[-2] >= shape[-1] else a.mT
+    tall[..., 1] = {"equal": tall[..., 0], "zero": 0.0, "nan": torch.nan}[change]
+
+    def outcome():
+        try:
+            return torch.linalg.lstsq(a, b, driver="gels").solution
+        except RuntimeError as error:
+            return error
+
+    expected = outcome()
+    with tritonite.use_gems(include=[NAME], faster_only=False):
+        found = outcome()
+    assert type(found) is type(expected) and (change != "zero" or isinstance(found, RuntimeError))
+    if isinstance(found, torch.Tensor):
+        assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [({"driver": "gelsd"}, "driver 'gelsd'"), ({"rows": 4}, "right-hand sides"), ({"n": 9000}, "up to")],

@@ -91,6 +91,12 @@ def test_norms_of_infinite_and_undefined_elements(device):
             same(torch._foreach_norm(xs, ord), expected)
 
 
+@pytest.mark.declines("ord is")
+def test_an_order_of_more_than_64_bits_raises(device):
+    with tritonite.use_gems(), pytest.raises(RuntimeError, match="overflow"):
+        torch._foreach_norm([torch.ones(3, device=device)], 2**63)
+
+
 def test_norms_in_another_dtype(device):
     xs = [torch.full((300,), 300.0, dtype=torch.float16, device=device) for _ in range(3)]
     for dtype in (None, torch.float32, torch.float64):

@@ -92,3 +92,11 @@ def test_through_autograd():
             results += torch.autograd.grad(loss, own)
     torch.testing.assert_close(results[1].double(), results[0], atol=1e-6, rtol=1e-5)
     assert served("multi_margin_loss_backward") and served("multilabel_margin_loss_backward")
+
+
+@pytest.mark.declines("p is")
+@pytest.mark.parametrize("p", [float("nan"), float("inf")])
+def test_an_exponent_that_is_no_integer_raises_as_in_aten(p, device):
+    x, target = torch.randn(4, 5, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    with tritonite.use_gems(include="multi_margin_loss", faster_only=False), pytest.raises(RuntimeError):
+        torch.ops.aten.multi_margin_loss(x, target, p)

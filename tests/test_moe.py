@@ -303,6 +303,8 @@ WRONG = [
     (fused.grouped_linear, (X, W, ENDS, W[:, 0]), "bias has the shape"),
     (fused.grouped_linear, (X, W, ENDS, W[..., 0].double()), "bias is torch.float64"),
     (fused.moe_experts, (X, X[:3, :2], IDS[:3], W, W), "the same tokens"),
+    (fused.moe_experts, (X, X[: len(IDS), :1], IDS, W, W), "weights has the shape"),
+    (fused.moe_experts, (X, X[: len(IDS), : IDS.shape[1]], IDS, W, W[0, 0, 0]), "down_weight has the shape"),
 ]
 
 

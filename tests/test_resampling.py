@@ -106,6 +106,22 @@ def test_antialiased_is_a_product_with_weights(name, device):
     assert served(f"{name}_backward")
 
 
+@pytest.mark.parametrize("name", ["upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bicubic2d_aa"])
+def test_small_weights_are_as_accurate_as_large_ones(name, device):
+    """Pixels of a diagonal give single weights, here at coordinates that float32 represents."""
+    width, scales = 63, (None, 4096 / 517)
+    forward, backward = (getattr(torch.ops.aten, each) for each in (name, f"{name}_backward"))
+    image = torch.eye(8, device=device).view(1, 8, 1, 8)
+    grad = torch.eye(width, device=device).view(1, width, 1, width)
+    sizes = (1, width), (1, width, 1, 8)
+    exact = forward(image.double(), sizes[0], False, *scales), backward(grad.double(), *sizes, False, *scales)
+    with tritonite.use_gems(include=f"{name}*", faster_only=False):
+        found = forward(image, sizes[0], False, *scales), backward(grad, *sizes, False, *scales)
+    assert served(name) and served(f"{name}_backward")
+    for own, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=1e-6, atol=1e-20)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ["upsample_nearest2d", "upsample_bilinear2d", "_upsample_bilinear2d_aa"])
 def test_layouts_and_large_offsets(name, device, monkeypatch):
@@ -133,6 +149,28 @@ def test_factors_of_an_output(device):
             torch.ops.aten.upsample_bilinear2d.vec_out(x, size, False, factors, out=out.fill_(torch.nan))
             torch.testing.assert_close(out, expected)
     assert served("upsample_bilinear2d.vec_out")
+
+
+@pytest.mark.declines("1 dimension")
+@pytest.mark.parametrize("name", ["upsample_nearest2d", "upsample_bilinear2d"])
+def test_a_size_of_another_rank_raises(name, device):
+    """`vec_out` of images gets sequences and one size: ATen's check is of the operator's rank, not of the input's."""
+    x, corners = torch.randn(5, 3, 4, device=device), (False,) if "linear" in name else ()
+    with tritonite.use_gems(include=f"{name}*", faster_only=False), pytest.raises(RuntimeError, match="output_size"):
+        getattr(torch.ops.aten, name).vec_out(x, [6], *corners, None, out=torch.empty(5, 3, 6, device=device))
+
+
+@pytest.mark.parametrize("name", ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"])
+def test_antialiasing_along_one_dimension(name, device):
+    """What a nan reaches where a size stays is what it reaches in ATen, with and without a scale."""
+    x = torch.randn(1, 2, 5, 4, device=device)
+    x[0, 0, 2, 1] = torch.nan
+    operator = getattr(torch.ops.aten, name)
+    for outputs, scales in (((5, 4), ()), ((5, 4), (1.1, 1.2)), ((5, 3), ()), ((7, 4), (1.5, 1.1))):
+        expected = operator(x, outputs, False, *scales)
+        with tritonite.use_gems(include=f"{name}*", faster_only=False):
+            torch.testing.assert_close(operator(x, outputs, False, *scales), expected, equal_nan=True)
+    assert served(name)
 
 
 def test_deterministic_algorithms_are_served(device):

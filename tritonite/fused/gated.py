@@ -14,7 +14,7 @@ import triton.language as tl
 from tritonite.dtypes import FLOATS
 from tritonite.errors import Decline
 from tritonite.fused.check import check_alike, check_device, check_shape
-from tritonite.language.math import sigmoid
+from tritonite.language.math import sigmoid, silu_derivative
 from tritonite.ops.activation import gelu, gelu_backward, relu, silu
 from tritonite.registry import library_operator, scalar_kernel
 from tritonite.runtime.contract import empty
@@ -126,7 +126,7 @@ def _silu_and_mul(x, y):
 @scalar_kernel(accepts=FLOATS, output_dtypes=(None, None), contiguous=True)
 def _silu_and_mul_gradients(grad, x, y):
     gate = sigmoid(x)
-    return grad * y * gate * (1.0 + x * (1.0 - gate)), grad * x * gate
+    return grad * y * silu_derivative(x, gate), grad * x * gate
 
 
 def gated_shape(x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:

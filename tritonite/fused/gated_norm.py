@@ -14,7 +14,7 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.rows.declare import Reduction, RowTransform
 from tritonite.engine.rows.formulas import add_states
 from tritonite.fused.check import check_alike, check_parameters, check_shape
-from tritonite.language.math import inverse, sigmoid, square_root
+from tritonite.language.math import inverse, sigmoid, silu_derivative, square_root
 from tritonite.ops.reduction.norms import square
 from tritonite.ops.reduction.sums import added_to_zero, over_count
 from tritonite.registry import library_operator
@@ -76,7 +76,7 @@ def _gradients(grad, x, gate, rstd, mean_product):
     share = sigmoid(gate)
     normalized = x * rstd
     by_x = rstd * (grad * gate * share - normalized * mean_product)
-    return by_x, grad * normalized * share * (1.0 + gate * (1.0 - share))
+    return by_x, grad * normalized * silu_derivative(gate, share)
 
 
 @triton.jit

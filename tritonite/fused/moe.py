@@ -162,6 +162,12 @@ def moe_experts(
     if not x.dim() or tuple(experts.shape[:-1]) != tuple(x.shape[:-1]) or not experts.dim():
         reason = f"x has the shape {tuple(x.shape)} and experts {tuple(experts.shape)}: they must have the same tokens"
         raise Unsupported(name="tritonite::moe_experts", reason=reason)
+    if weights.shape != experts.shape:
+        reason = f"weights has the shape {tuple(weights.shape)}: it must be that of experts, {tuple(experts.shape)}"
+        raise Unsupported(name="tritonite::moe_experts", reason=reason)
+    if down_weight.dim() != 3:
+        reason = f"down_weight has the shape {tuple(down_weight.shape)}: it must be (experts, hidden, inner)"
+        raise Unsupported(name="tritonite::moe_experts", reason=reason)
     tokens = math.prod(x.shape[:-1])
     rows, slots = x.reshape(tokens, x.shape[-1]), experts.reshape(tokens, experts.shape[-1])
     permuted, offsets, inverse = permute(rows, slots, down_weight.shape[0])

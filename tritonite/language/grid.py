@@ -72,10 +72,10 @@ def source_position(x, size, PADDING: tl.constexpr, CORNERS: tl.constexpr):
 
 
 @triton.jit
-def position_derivative(x, size, PADDING: tl.constexpr, CORNERS: tl.constexpr):
+def position_derivative(x, size, PADDING: tl.constexpr, CORNERS: tl.constexpr, POSITIVE: tl.constexpr):
     """Return the derivative of `source_position`, a zero at and beyond a border that clips.
 
-    The zero has the sign of a reflection, as ATen's product of the derivatives of each step has.
+    The zero is +0 if POSITIVE. Otherwise it has the sign of a reflection, as the product of the steps' derivatives has.
     """
     extent = size.to(x.dtype)
     derivative = tl.broadcast_to((extent - 1.0 if CORNERS else extent) * 0.5, x.shape)
@@ -84,7 +84,8 @@ def position_derivative(x, size, PADDING: tl.constexpr, CORNERS: tl.constexpr):
         if PADDING == REFLECTION:
             position, sign = _reflected(position, size, CORNERS)
             derivative = derivative * sign
-        derivative = derivative * tl.where((position <= 0.0) | (position >= extent - 1.0), 0.0, 1.0)
+        clips = (position <= 0.0) | (position >= extent - 1.0)
+        derivative = tl.where(clips, 0.0 if POSITIVE else derivative * 0.0, derivative)
     return derivative
 
 
@@ -113,11 +114,11 @@ def cubic_neighbours(position, size, PADDING: tl.constexpr, CORNERS: tl.constexp
 
 @triton.jit
 def cubic_derivatives(x):
-    """Return the derivatives of `cubic_weights`."""
+    """Return the derivatives of `cubic_weights`, by factors that do not cancel."""
     a: tl.constexpr = CUBIC
     return (
-        ((x + 1.0) * (3.0 * a) - 10.0 * a) * (x + 1.0) + 8.0 * a,
+        (1.0 - x) * a * (1.0 - 3.0 * x),
         (x * (3.0 * (a + 2.0)) - 2.0 * (a + 3.0)) * x,
         ((x - 1.0) * (3.0 * (a + 2.0)) + 2.0 * (a + 3.0)) * (1.0 - x),
-        ((x - 2.0) * (3.0 * a) + 10.0 * a) * (2.0 - x) - 8.0 * a,
+        x * a * (2.0 - 3.0 * x),
     )

@@ -42,21 +42,21 @@ def linear_taps(scale, index, size, CORNERS: tl.constexpr):
 
 @triton.jit
 def cubic_near(x, a):
-    """Return the weight of an element at distance x from 0 to 1 (Keys 1981)."""
-    return (x * (a + 2.0) - (a + 3.0)) * x * x + 1.0
+    """Return the weight of an element at distance x from 0 to 1 (Keys 1981), by factors of which none cancels."""
+    return (1.0 - x) * (1.0 + x - x * x * (a + 2.0))
 
 
 @triton.jit
 def cubic_far(x, a):
-    """Return the weight of an element at distance x from 1 to 2 (Keys 1981)."""
-    return ((x * a - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
+    """Return the weight of an element at distance 1 + x from 1 to 2 (Keys 1981): a x (1 - x)^2, and 0 for -0."""
+    return x * a * (1.0 - x) * (1.0 - x) + 0.0
 
 
 @triton.jit
 def cubic_weights(x):
     """Return the weights of four neighbours, for the fraction x of the source coordinate."""
     a: tl.constexpr = CUBIC
-    return cubic_far(x + 1.0, a), cubic_near(x, a), cubic_near(1.0 - x, a), cubic_far(2.0 - x, a)
+    return cubic_far(x, a), cubic_near(x, a), cubic_near(1.0 - x, a), cubic_far(1.0 - x, a)
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def smooth_cubic(x):
     """Return the weight of an element at distance x, of cubic interpolation with Pillow's parameter."""
     a: tl.constexpr = CUBIC_ANTIALIASED
     x = tl.abs(x)
-    return tl.where(x < 1.0, cubic_near(x, a), tl.where(x < 2.0, (((x - 5.0) * x + 8.0) * x - 4.0) * a, 0.0))
+    return tl.where(x < 1.0, cubic_near(x, a), tl.where(x < 2.0, cubic_far(x - 1.0, a), 0.0))
 
 
 @triton.jit

@@ -217,6 +217,16 @@ def sigmoid(x):
 
 
 @triton.jit
+def silu_derivative(x, gate):
+    """Return the derivative of x * sigmoid(x), where `gate` is sigmoid(x).
+
+    Near the derivative's root at -1.28 the sum 1 + x is exact, and the product next to it is small. The sum that is
+    used for positive x has a product near -1 there, whose roundoff would be three times as large.
+    """
+    return gate * tl.where(x < 0.0, (1.0 + x) - x * gate, 1.0 + x * (1.0 - gate))
+
+
+@triton.jit
 def maximum_nan(x, y):
     """Return the larger of x and y; nan where either is nan."""
     x, y = tl.broadcast(x, y)

@@ -10,7 +10,7 @@ from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
 from tritonite.engine.outputs import is_expanded, outputs, share_storage
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import inverse, maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
+from tritonite.language.math import inverse, maximum_nan, minimum_nan, polynomial, sigmoid, silu_derivative, true_divide
 from tritonite.ops import aten
 from tritonite.ops.aten import ON_CPU
 from tritonite.registry import operator, pointwise, scalar_kernel
@@ -120,8 +120,7 @@ def silu(self):
 
 @pointwise("silu_backward", accepts=FLOATS, one_dtype=True)
 def silu_backward(grad_output, self):
-    s = sigmoid(self)
-    return grad_output * s * (1.0 + self * (1.0 - s))
+    return grad_output * silu_derivative(self, sigmoid(self))
 
 
 @pointwise("mish", accepts=FLOATS)

@@ -37,9 +37,9 @@ def _returned(tensors, tasks, outs):
 
 
 def check_order(ord):
-    """Decline an order of a norm that is no int or float: ATen raises."""
-    if isinstance(ord, (bool, complex)):
-        raise Decline(f"ord is {ord}; it has to be an int or a float")
+    """Decline an order of a norm that is no int of 64 bits and no float: ATen raises."""
+    if isinstance(ord, (bool, complex)) or (isinstance(ord, int) and not -(2**63) <= ord < 2**63):
+        raise Decline(f"ord is {ord}; it has to be an int of 64 bits or a float")
 
 
 def norm_task(x, ord, dtype):

@@ -30,6 +30,7 @@ from tritonite.language.grid import (
 )
 from tritonite.language.indices import read_at
 from tritonite.language.interpolation import cubic_weights
+from tritonite.ops.aten import ON_CPU
 from tritonite.ops.scatter import refuse_if_deterministic
 from tritonite.registry import operator as any_operator
 from tritonite.registry import scalar_kernel
@@ -156,14 +157,15 @@ def _grid_gradient(grad, source, first, second, third, channels, sizes, mode, pa
                 if rank == 3:
                     change = value * _corner_weight(weights, k, 2) * here
                     sum2 += change if k & 1 else -change
-    # Bicubic sampling pads the pixels, not the position.
+    # Bicubic sampling pads the pixels, not the position. Where a border clips, ATen's kernel of images for CPUs has a
+    # derivative of +0, and its kernels for GPUs have a zero with the sign of a reflection.
     own_padding: tl.constexpr = ZEROS if mode == BICUBIC else padding
-    sum0 *= position_derivative(coordinates[0], sizes[0], own_padding, corners)
-    sum1 *= position_derivative(coordinates[1], sizes[1], own_padding, corners)
+    sum0 *= position_derivative(coordinates[0], sizes[0], own_padding, corners, ON_CPU)
+    sum1 *= position_derivative(coordinates[1], sizes[1], own_padding, corners, ON_CPU)
     if rank == 2:
         found = (sum0, sum1)
     else:
-        found = (sum0, sum1, sum2 * position_derivative(coordinates[2], sizes[2], own_padding, corners))
+        found = (sum0, sum1, sum2 * position_derivative(coordinates[2], sizes[2], own_padding, corners, ON_CPU))
     return found
 
 

@@ -46,7 +46,7 @@ def _check(self, target, reduction, others):
 def _check_classes(self, target, p, weight, reduction, others=()):
     """Return whether violations count squared. Decline operands for which ATen raises."""
     _check(self, target, reduction, (*others, *(() if weight is None else (weight,))))
-    if isinstance(p, complex) or int(p) not in (1, 2):
+    if isinstance(p, complex) or not abs(p) < 3 or int(p) not in (1, 2):
         raise Decline(f"p is {p}; 1 and 2 are served")
     rows, classes = _matrix(self).shape
     if target.dim() > 1 or target.numel() != rows:

@@ -17,7 +17,7 @@ def _reflector(below, line, k):
     """Return (v below its 1 at row k, tau, the diagonal element beta) of H = 1 - tau v v^T that clears a column.
 
     As in LAPACK beta has the sign opposite to that of the column's element, and a column that is clear has tau = 0. The
-    column is divided by its largest element, so that no square overflows, and subnormal numbers have reflectors, too.
+    norm is that of the column divided by its largest element, so that no square overflows.
     """
     alpha = element_of(below, line == k)
     tail = tl.where(line > k, below, 0.0)
@@ -26,10 +26,11 @@ def _reflector(below, line, k):
     size = tl.maximum(tl.max(tl.abs(tail), 1), tl.abs(alpha))
     size = tl.where(size == 0, 1.0, size)
     scaled, own = true_divide(tail, size[:, None]), true_divide(alpha, size)
-    norm = libdevice.copysign(square_root(tl.sum(scaled * scaled, 1) + own * own), own)
-    tau = tl.where(clear, 0.0, true_divide(norm + own, tl.where(clear, 1.0, norm)))
-    v = true_divide(scaled, tl.where(clear, 1.0, own + norm)[:, None])
-    beta = tl.where(clear, alpha, -size * norm)
+    # In units of the largest element, so that numbers below the smallest normal one lose no bits.
+    norm = -libdevice.copysign(square_root(tl.sum(scaled * scaled, 1) + own * own), own)
+    beta = tl.where(clear, alpha, size * norm)
+    tau = tl.where(clear, 0.0, true_divide(norm - own, tl.where(clear, 1.0, norm)))
+    v = true_divide(scaled, tl.where(clear, 1.0, own - norm)[:, None])
     return v, tau, beta
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.short_convolution.meta import OperandStrides, Strides
-from tritonite.language.math import sigmoid
+from tritonite.language.math import sigmoid, silu_derivative
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
@@ -150,8 +150,7 @@ def convolution_gradients(
                 total = bias
                 for i in tl.static_range(WIDTH):
                     total += inputs[i + j] * _tap(operands, strides, channel, channels, i)
-                gate = sigmoid(total)
-                by_total *= gate * (1.0 + total * (1.0 - gate))
+                by_total *= silu_derivative(total, sigmoid(total))
             by_inputs += by_total * _tap(operands, strides, channel, channels, before - j)
             if j == 0:
                 own = by_total

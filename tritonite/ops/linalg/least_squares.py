@@ -1,15 +1,18 @@
 """Least squares by QR factorisation, for matrices of full rank."""
 
 import torch
+import triton
+import triton.language as tl
 
 from tritonite.dtypes import FULL_FLOATS
 from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.linalg import blocked, compact_wy, launch
 from tritonite.engine.linalg.substitution import Sweep
 from tritonite.engine.movement import fill_zero
-from tritonite.engine.rows.declare import Reduction
+from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
+from tritonite.language.math import maximum_nan
 from tritonite.ops import aten
 from tritonite.ops.linalg.checks import (
     blocks_of,
@@ -20,13 +23,48 @@ from tritonite.ops.linalg.checks import (
     one_batch,
 )
 from tritonite.ops.linalg.qr import factor_by_blocks
-from tritonite.ops.reduction.norms import square
+from tritonite.ops.reduction.norms import absolute, square
 from tritonite.ops.reduction.sums import only
 from tritonite.registry import exclude, operator
-from tritonite.runtime.contract import empty, empty_strided
+from tritonite.runtime.contract import empty, empty_strided, refuse_if_negative
 
 exclude("linalg_lstsq.out", "ATen resizes the solution to the larger side's rows, and returns a part of that memory")
 _SQUARES = Reduction((0.0,), square, add_states, only)
+_LARGEST = Reduction((0.0,), absolute, maximum_nan, only)
+
+
+@triton.jit
+def _above_roundoff(x, largest):
+    unit: tl.constexpr = 2.0**-46 if x.dtype == tl.float64 else 2.0**-17
+    return (tl.abs(x) > largest * unit).to(tl.int32)
+
+
+@triton.jit
+def _and(a, b):
+    return a & b
+
+
+@triton.jit
+def _minus_one(state, count):
+    return state - 1
+
+
+_ALL_ABOVE_ROUNDOFF = Reduction((1,), _above_roundoff, _and, _minus_one, (torch.int32,))
+
+
+def _refuse_singular(packed):
+    """Decline, on a CPU, triangles with roundoff, 0 or nan on the diagonal.
+
+    ATen's CPU kernel raises where it finds exactly 0, which depends on its roundoff. ATen's GPU kernels divide by the
+    diagonal, and raise for no matrix.
+    """
+    if aten.on_gpu():
+        return
+    diagonal = packed.diagonal(dim1=-2, dim2=-1)
+    (most,) = reduced(_LARGEST, (diagonal,), -1, True, (packed.dtype,), (), packed.dtype)
+    given = (diagonal, most.expand(diagonal.shape))
+    (flag,) = reduced(_ALL_ABOVE_ROUNDOFF, given, None, False, (torch.int64,), (), packed.dtype)
+    refuse_if_negative(flag, "a matrix that is not of full rank, or not finite")
 
 
 def _results(A, right, vector):
@@ -49,6 +87,7 @@ def _tall(solution, residuals, A, right, divided):
     *batch, columns = *A.shape[:-2], A.shape[-1]
     if divided:
         packed, taus = factor_by_blocks(A)
+        _refuse_singular(packed)
         own = copy_of_blocks(right)
         compact_wy.reflect(own, packed, taus, True)
         found = blocks_of(solution.shape, A)
@@ -59,6 +98,7 @@ def _tall(solution, residuals, A, right, divided):
     packed = empty_strided(A.shape, matrix_strides(A.shape), A.dtype, A.device)
     taus = empty((*batch, columns), A.dtype, A.device)
     launch.qr(packed, taus, None, A)
+    _refuse_singular(packed)
     rotated = empty_strided(right.shape, matrix_strides(right.shape), A.dtype, A.device)
     launch.reflect(rotated, right, packed, taus, True)
     launch.solve(solution, rotated[..., :columns, :], packed[..., :columns, :], (Sweep(False, unit=False),))
@@ -77,6 +117,7 @@ def _wide(solution, A, right, divided):
     source = A.mT
     if divided:
         packed, taus = factor_by_blocks(source)
+        _refuse_singular(packed)
         own = blocks_of(solution.shape, A)
         fill_zero(own)
         blocked.solve_triangle(own[:, :rows], one_batch(right), packed[:, :rows].mT, Sweep(True, unit=False))
@@ -86,6 +127,7 @@ def _wide(solution, A, right, divided):
     packed = empty_strided(source.shape, matrix_strides(source.shape), A.dtype, A.device)
     taus = empty((*batch, rows), A.dtype, A.device)
     launch.qr(packed, taus, None, source)
+    _refuse_singular(packed)
     padded = empty_strided(solution.shape, matrix_strides(solution.shape), A.dtype, A.device)
     fill_zero(padded)
     lower = packed[..., :rows, :].mT

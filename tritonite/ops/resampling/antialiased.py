@@ -10,6 +10,7 @@ from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
 from tritonite.language.interpolation import smooth_cubic, triangle
+from tritonite.ops import aten
 from tritonite.ops.resampling.formulas import antialiased, antialiased_backward, total_weights
 from tritonite.ops.resampling.scales import Resampling, check_gradient, check_sizes, output_like, sampled_scale
 from tritonite.registry import operator as any_operator
@@ -32,6 +33,16 @@ def _supports(filter, resampling: Resampling) -> tuple[float, ...]:
     return tuple([_RADIUS[filter] * max(scale, 1.0) for scale in resampling.scales])
 
 
+def _unchanged_as_copies(resampling: Resampling, supports: Sequence[float]) -> tuple[Resampling, tuple[float, ...]]:
+    """Return scales and supports with which a dimension whose size stays has one element under the filter.
+
+    ATen's CPU kernels copy along such a dimension, whatever its scale. Neighbours with a weight of 0 may be nan.
+    """
+    every = zip(resampling.scales, supports, resampling.sizes, resampling.outputs, strict=True)
+    found = [(1.0, 0.5) if size == output else (scale, support) for scale, support, size, output in every]
+    return resampling._replace(scales=tuple([each[0] for each in found])), tuple([each[1] for each in found])
+
+
 def _counts(supports: Sequence[float], resampling: Resampling) -> tuple[int, ...]:
     """Return the most elements under a filter in each dimension."""
     every = zip(supports, resampling.sizes, strict=True)
@@ -44,6 +55,8 @@ def _forward(filter, self, output_size, corners, scales, outs):
         raise Decline(f"dtype {self.dtype}; floats are served")
     resampling = _resampling(self.shape, output_size, corners, scales)
     supports = _supports(filter, resampling)
+    if aten.on_cpu():
+        resampling, supports = _unchanged_as_copies(resampling, supports)
     out = output_like(self, (*self.shape[:2], *output_size), outs, True)
     dims = resampling.dims
     operands = (Gathered(self, dims), resampling.sizes, _counts(supports, resampling), dims)

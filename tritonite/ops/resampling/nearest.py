@@ -103,7 +103,7 @@ def _backward(grad_output, output_size, input_size, scales, exact, outs):
 
 def _by_factors(input, output_size, scale_factors, outs):
     size = scaled_size(input.shape, output_size, scale_factors)
-    return _forward(input, size, scale_factors or (None,) * len(size), False, outs)
+    return _forward(input, size, scale_factors or (None, None), False, outs)
 
 
 @operator("upsample_nearest1d", accepts=_ACCEPTED, pin=_ONE)

@@ -89,7 +89,7 @@ def upsample_bilinear2d(self, output_size, align_corners, scales_h=None, scales_
 @operator("upsample_bilinear2d", accepts=FLOATS, pin=("scale_factors",))
 def upsample_bilinear2d_by_factors(input, output_size, align_corners, scale_factors, outs=()):
     size = scaled_size(input.shape, output_size, scale_factors)
-    return _forward(linear_taps, input, size, align_corners, scale_factors or (None,) * len(size), outs)
+    return _forward(linear_taps, input, size, align_corners, scale_factors or (None, None), outs)
 
 
 @operator("upsample_trilinear3d", accepts=FLOATS, pin=_THREE)

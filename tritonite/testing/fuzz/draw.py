@@ -45,6 +45,8 @@ _FORMAT_NUMBERS, _LAYOUT_NUMBERS, _NAMELESS = (0, 1, 2, 3), (0,), (-1, 100)
 _OTHERS = (True, False, 1j, 2.5 + 0j)
 _INTEGERS = (0, 1, -1, 2, 3, -2, -3, 4, 5, -5, 7, 64, -100, 2**31, 2**40)
 _WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
+# Families whose operands must fit each other, so that sizes of 0 and 1 come from samples: probability of such a size.
+_FITTING = {"linalg": 0.35, "fft": 0.35, "quantized_weight": 0.35, "scaled_products": 0.35}
 # Families whose sums may overflow or not, by the order of the elements.
 SUMS = ("batch_norm", "cross", "distance", "matmul", "normalization", "reduction", "scan", "scatter", "softmax")
 # Prefixes of operators whose kernels in ATen do not check shapes, and read or write beyond operands.
@@ -397,7 +399,7 @@ class Drawer:
             arguments = Call(self.op, arguments).map(self._converted).arguments
         # ATen's backward formulas do not check indices against the smaller size.
         checks = not self.unchecked and "_backward" not in self.op.overload
-        if checks and (sizes := sizes_of(arguments)) and self._chance(0.1):
+        if checks and (sizes := sizes_of(arguments)) and self._chance(_FITTING.get(self.op.family, 0.1)):
             arguments = with_size(arguments, self._pick(sizes), self._pick((0, 0, 1)))
         tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
         if tensors:

@@ -43,8 +43,13 @@ def _sequences(op: Op, label: str, tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.drawn(*_PACKETS)
 def _existing(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return labels of existing classes, beyond which ATen reads."""
+    """Return labels of existing classes, beyond which ATen reads, and none that is the blank.
+
+    A blank is no label: ATen writes the gradient of the last step for the label over that for the blank.
+    """
     targets, x = arguments["targets"], arguments["log_probs"]
     if not facts.real(targets) or not isinstance(x, torch.Tensor) or not x.dim():
         return arguments
-    return arguments | {"targets": targets.clamp(0, max(0, x.shape[-1] - 1))}
+    classes, blank = max(1, x.shape[-1]), arguments.get("blank", 0)
+    targets = targets.clamp(0, classes - 1)
+    return arguments | {"targets": torch.where(targets == blank, (targets + 1) % classes, targets)}

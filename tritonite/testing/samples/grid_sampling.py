@@ -48,6 +48,6 @@ def _sampling(rank: int) -> Any:
 for _rank in (2, 3):
     facts.arguments(f"grid_sampler_{_rank}d", f"grid_sampler_{_rank}d_backward")(_sampling(_rank))
 # The gradient of a grid value is a sum over pixels with both signs.
-facts.CANCELLING |= {"grid_sampler_2d", "grid_sampler_3d"}
+facts.CANCELLING |= {f"grid_sampler_{rank}d{way}" for rank in (2, 3) for way in ("", "_backward")}
 facts.ZERO_SIGN_OF_ROUNDOFF.add("grid_sampler_3d_backward")
 facts.arguments("cudnn_grid_sampler", "cudnn_grid_sampler_backward")(_sampling(2))
