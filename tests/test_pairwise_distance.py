@@ -41,6 +41,13 @@ def test_several_tiles_and_sums(p, far, monkeypatch):
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("p", [0.5, 1.5, 3.5])
+def test_gradients_of_negative_numbers_in_place_of_distances(p):
+    x, y = normal(4, 5), normal(3, 5)
+    slope = same("_cdist_backward", normal(4, 3), x, y, p, -aten._cdist_forward(x, y, p, 2))
+    assert slope.isnan().all()
+
+
 @pytest.mark.parametrize("p", NORMS)
 def test_equal_rows(p):
     """Rows at distance 0 have no gradient, and equal features no part of it."""

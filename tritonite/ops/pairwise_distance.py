@@ -30,9 +30,15 @@ def _sign(x):
 
 
 @triton.jit
+def _to_power(x, exponent):
+    """Return x to a power that is a number in float64."""
+    return libdevice.pow(x, tl.broadcast_to(exponent.to(x.dtype), x.shape))
+
+
+@triton.jit
 def _raise(x, exponent):
     """Return |x| to a power that is a number in float64."""
-    return libdevice.pow(tl.abs(x), tl.broadcast_to(exponent.to(x.dtype), x.shape))
+    return _to_power(tl.abs(x), exponent)
 
 
 @triton.jit
@@ -98,13 +104,13 @@ def _slope_of_root(difference, grad, distance, p):
 @triton.jit
 def _slope_of_low_power(difference, grad, distance, p):
     slope = _sign(difference) * _raise(difference, p - 1.0) * grad
-    slope = true_divide(slope, _raise(distance, p - 1.0))
+    slope = true_divide(slope, _to_power(distance, p - 1.0))
     return tl.where((distance == 0.0) | ((difference == 0.0) & (p < 1.0)), 0.0, slope)
 
 
 @triton.jit
 def _slope_of_power(difference, grad, distance, p):
-    slope = true_divide(difference * _raise(difference, p - 2.0) * grad, _raise(distance, p - 1.0))
+    slope = true_divide(difference * _raise(difference, p - 2.0) * grad, _to_power(distance, p - 1.0))
     return tl.where(distance == 0.0, 0.0, slope)
 
 

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tritonite import devices
 from tritonite.testing.samples import facts
@@ -136,6 +137,17 @@ def _groups_reference_v2(
 
 facts.ARGUMENTS |= {_PRODUCT: _scaled, _GROUPS: _in_groups, _GROUPS_V2: _in_groups_v2}
 facts.REFERENCES |= {_PRODUCT: _scaled_reference, _GROUPS: _groups_reference, _GROUPS_V2: _groups_reference_v2}
+
+
+@facts.drawn(_PRODUCT)
+def _finite_scales(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return scales without infinities: ATen's kernel for CPUs multiplies operands by them, and others the sums."""
+
+    def finite(scale: torch.Tensor) -> torch.Tensor:
+        return scale.clamp(-1e4, 1e4) if scale.dtype is torch.float32 else scale
+
+    names = [name for name in ("scale_a", "scale_b") if name in arguments]
+    return arguments | {name: pytree.tree_map_only(torch.Tensor, finite, arguments[name]) for name in names}
 
 
 @facts.drawn(_GROUPS, _GROUPS_V2)
