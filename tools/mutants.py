@@ -841,7 +841,7 @@ _FUSED = [
         "the gradient of a gate forgets its own slope",
         "fused",
         "fused/gated.py",
-        "    return grad * y * gate * (1.0 + x * (1.0 - gate)), grad * x * gate",
+        "    return grad * y * silu_derivative(x, gate), grad * x * gate",
         "    return grad * y * gate, grad * x * gate",
         tests="tests/test_fused.py -k gated",
     ),
