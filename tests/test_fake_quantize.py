@@ -61,6 +61,9 @@ def test_wrong_arguments():
         ops["fake_quantize_per_tensor_affine_cachemask"](x, 0.5, 0, 8, 7)
     with pytest.raises(Decline, match="each channel"):
         ops["fake_quantize_per_channel_affine_cachemask"](x, one, one, 1, 0, 7)
+    for name in ("fake_quantize_per_channel_affine_cachemask", "_fake_quantize_learnable_per_channel_affine"):
+        with pytest.raises(Decline, match="without elements"):
+            ops[name](x.new_empty(2, 0), one[:0], one[:0], 1, 0, 7)
     if tritonite.device == "cpu":
         with pytest.raises(Decline, match="zero_point"):
             ops["fake_quantize_per_channel_affine_cachemask"](x, one, (one * 9).int(), 0, 0, 7)

@@ -100,3 +100,13 @@ def test_an_exponent_that_is_no_integer_raises_as_in_aten(p, device):
     x, target = torch.randn(4, 5, device=device), torch.zeros(4, dtype=torch.int64, device=device)
     with tritonite.use_gems(include="multi_margin_loss", faster_only=False), pytest.raises(RuntimeError):
         torch.ops.aten.multi_margin_loss(x, target, p)
+
+
+@pytest.mark.parametrize("margin", [True, 1j])
+def test_a_margin_that_is_no_number_is_atens(margin, device):
+    """ATen raises for bfloat16 on a CPU, and for a complex margin."""
+    x = torch.randn(4, 5, device=device)
+    target = torch.zeros(4, dtype=torch.int64, device=device)
+    for name, given in (("multi_margin_loss", (x, target)), ("multi_margin_loss_backward", (x[0, 0], x, target))):
+        with pytest.raises(Decline, match="margin is"):
+            tritonite.overloads()[name](*given, 1, margin)

@@ -71,6 +71,17 @@ def test_many_dimensions(name, device, path):
     torch.testing.assert_close(found, DEEP[name](deep))
 
 
+@pytest.mark.declines("12 on a CPU")
+@pytest.mark.parametrize("name", ["gelu", "gelu_backward"])
+def test_more_dimensions_than_onednn_has(name):
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernel takes 64 dimensions")
+    x = torch.rand([1] * 11 + [14, 14])
+    operator = getattr(torch.ops.aten, name)
+    with tritonite.use_gems(), pytest.raises(RuntimeError, match="dimensions"):
+        operator(x) if name == "gelu" else operator(x, x)
+
+
 @pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="this torch's tensors have no names")
 def test_named_dimensions_are_atens(device, path):
     """A call of the same shape without names may have been recorded before."""

@@ -83,13 +83,19 @@ def _gelu_inner(x):
     return 1.5957691216057308 * (x + 0.044715 * x * x * x)
 
 
-def _check_approximate(*values):
+# Dimensions of the largest tensors of oneDNN, which serves GELU in ATen on a CPU.
+_MOST_DIMS_ON_CPU = 12
+
+
+def _check_gelu(*values):
     if values[-1] not in ("none", "tanh"):
         raise Decline(f"approximate is {values[-1]!r}, not 'none' or 'tanh'")
+    if aten.on_cpu() and values[0].dim() > _MOST_DIMS_ON_CPU:
+        raise Decline(f"{values[0].dim()} dimensions; ATen raises for more than {_MOST_DIMS_ON_CPU} on a CPU")
     return values
 
 
-@pointwise("gelu", accepts=FLOATS, prepare=lambda self, approximate: _check_approximate(self, approximate))
+@pointwise("gelu", accepts=FLOATS, prepare=lambda self, approximate: _check_gelu(self, approximate))
 def gelu(self, approximate):
     """Hendrycks and Gimpel, "Gaussian Error Linear Units". Their tanh form equals x / (1 + exp(-inner))."""
     if approximate == "tanh":
@@ -101,7 +107,7 @@ def gelu(self, approximate):
     "gelu_backward",
     accepts=FLOATS,
     one_dtype=True,
-    prepare=lambda grad_output, self, approximate: _check_approximate(grad_output, self, approximate),
+    prepare=lambda grad_output, self, approximate: _check_gelu(grad_output, self, approximate),
 )
 def gelu_backward(grad_output, self, approximate):
     if approximate == "tanh":

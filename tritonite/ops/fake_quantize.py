@@ -232,6 +232,8 @@ def _channels(self, vector, axis, dtypes, name):
             f"{name} of shape {tuple(vector.shape)} and {vector.dtype} for dimension {axis} of "
             f"{tuple(self.shape)}; an element of {dtypes} for each channel is served"
         )
+    if not vector.numel():
+        raise Decline(f"{name} without elements, of which ATen takes the least")
     return vector[(slice(None), *[None] * (self.dim() - axis - 1))]
 
 

@@ -43,9 +43,11 @@ def _check(self, target, reduction, others):
         raise Decline(f"input of shape {tuple(self.shape)} with a target of {target.dtype}; rows and int64 are served")
 
 
-def _check_classes(self, target, p, weight, reduction, others=()):
+def _check_classes(self, target, p, margin, weight, reduction, others=()):
     """Return whether violations count squared. Decline operands for which ATen raises."""
     _check(self, target, reduction, (*others, *(() if weight is None else (weight,))))
+    if isinstance(margin, (bool, complex)):
+        raise Decline(f"margin is {margin}; an int or a float is served")
     if isinstance(p, complex) or not abs(p) < 3 or int(p) not in (1, 2):
         raise Decline(f"p is {p}; 1 and 2 are served")
     rows, classes = _matrix(self).shape
@@ -64,7 +66,7 @@ def _count(x, reduction):
 @operator("multi_margin_loss", accepts=FLOATS, pin=("p",))
 def multi_margin_loss(self, target, p=1, margin=1, weight=None, reduction=MEAN, outs=()):
     """Crammer and Singer, "On the algorithmic implementation of multiclass kernel-based vector machines"."""
-    squared = _check_classes(self, target, p, weight, reduction)
+    squared = _check_classes(self, target, p, margin, weight, reduction)
     x, reduced = _matrix(self), reduction != NONE or not target.dim()
     if not x.numel() and reduced:
         raise Decline("no rows, for which ATen leaves the loss uninitialised")
@@ -102,7 +104,7 @@ def _row_gradient(grad_output, reduction, rows, target):
 
 @operator("multi_margin_loss_backward", accepts=FLOATS, pin=("p",))
 def multi_margin_loss_backward(grad_output, self, target, p, margin, weight=None, reduction=MEAN, outs=()):
-    squared = _check_classes(self, target, p, weight, reduction, (grad_output,))
+    squared = _check_classes(self, target, p, margin, weight, reduction, (grad_output,))
     x = _matrix(self)
     operands = (grad_output, self, target, *(() if weight is None else (weight,)))
     (out,) = outs = outputs(operands, [self.shape], [self.dtype], outs)

@@ -7,6 +7,7 @@ fuzzer changes some of the calls that it draws.
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Callable
 from fractions import Fraction
@@ -80,7 +81,7 @@ def _with_neighbours(numbers: Any, like: torch.Tensor) -> torch.Tensor:
         ends = [torch.full_like(found, end) for end in (-torch.inf, torch.inf)]
         return torch.cat([found, *[torch.nextafter(found, end) for end in ends]]).to(like.device)
     info = torch.iinfo(like.dtype)
-    whole = [int(x) for x in numbers if x == int(x) and info.min <= x <= info.max]
+    whole = [int(x) for x in numbers if math.isfinite(x) and x == int(x) and info.min <= x <= info.max]
     return torch.tensor([*whole, info.min, info.max], dtype=like.dtype, device=like.device)
 
 
