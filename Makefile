@@ -105,8 +105,8 @@ test-versions: $(VENV)/test $(VENV)/torch-newest
 		compile="env PYTHONPATH=$$folder TRITON_INTERPRET=0 CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore \
 			-m tritonite.testing.targets $(VERSION_KERNELS)"; \
 		$$compile --part 0/2 & half=$$!; \
-		$$compile --part 1/2 || exit 1; \
-		wait $$half || exit 1; \
+		$$compile --part 1/2; other=$$?; \
+		wait $$half && test $$other = 0 || exit 1; \
 	done
 	@PYTHONPATH=$(CURDIR)/$(VENV)/torch-newest $(BIN)/python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
 	@PYTHONPATH=$(CURDIR)/$(VENV)/torch-newest $(BIN)/python -m pytest -q -n 2 -m smoke tests

@@ -162,7 +162,7 @@ def test_a_size_of_another_rank_raises(name, device):
 
 @pytest.mark.parametrize("name", ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"])
 def test_antialiasing_along_one_dimension(name, device):
-    """What a nan reaches where a size stays is what it reaches in ATen, with and without a scale."""
+    """A nan spreads to the elements to which it does in ATen, also along a dimension whose size stays the same."""
     x = torch.randn(1, 2, 5, 4, device=device)
     x[0, 0, 2, 1] = torch.nan
     operator = getattr(torch.ops.aten, name)

@@ -92,7 +92,7 @@ int64_t stub_addressed() {
   return addressed.exchange(0);
 }
 
-// Lets the launch, or the address of a descriptor, fail that follows after so many others.
+// Has one launch fail after `launches` more, and one replacement of a descriptor's address after `addresses` more.
 void stub_fail(int64_t launches, int64_t addresses) {
   until_failure = launches, until_refusal = addresses;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,24 +30,21 @@ def _float8(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float8_e4m3fn)
 
 
-def _int4(random: Source, M: int) -> tuple[Arguments, int]:
-    N, K = _features(random, 8), _features(random, max(_GROUPS))
+def _int4(random: Source, M: int, N: int, K: int) -> Arguments:
     group = random.choice(_GROUPS)
 
     def arguments(make: Make) -> Sequence[Any]:
         words = (make(N // 8, K // _TILE, 32, _WORDS).float() * 7e8).to(torch.int32)
         return make(M, K), words, group, make(K // group, N, 2)
 
-    return arguments, 2 * M * N * K
+    return arguments
 
 
-def _int8(random: Source, M: int) -> tuple[Arguments, int]:
-    N, K = _features(random, 32), _features(random, 32)
-    return lambda make: (make(M, K), (make(N, K) * 40).to(torch.int8), make(N)), 2 * M * N * K
+def _int8(random: Source, M: int, N: int, K: int) -> Arguments:
+    return lambda make: (make(M, K), (make(N, K) * 40).to(torch.int8), make(N))
 
 
-def _scaled(random: Source, M: int) -> tuple[Arguments, int]:
-    N, K = _features(random, 16), _features(random, 16)
+def _scaled(random: Source, M: int, N: int, K: int) -> Arguments:
     by_row, fast = random.random() < 0.5, random.random() < 0.5
 
     def arguments(make: Make) -> Sequence[Any]:
@@ -56,11 +53,11 @@ def _scaled(random: Source, M: int) -> tuple[Arguments, int]:
         scale_b = torch.ones((1, N) if by_row else (), device=a.device)
         return a, b, scale_a, scale_b, None, None, torch.bfloat16, fast
 
-    return arguments, 2 * M * N * K
+    return arguments
 
 
-def _scaled_groups(random: Source, M: int) -> tuple[Arguments, int]:
-    N, K, experts = _features(random, 16), _features(random, 16), random.choice(_EXPERTS)
+def _scaled_groups(random: Source, M: int, N: int, K: int) -> Arguments:
+    experts = random.choice(_EXPERTS)
     ends = sorted(random.randrange(M + 1) for _ in range(experts - 1)) + [M]
 
     def arguments(make: Make) -> Sequence[Any]:
@@ -69,15 +66,26 @@ def _scaled_groups(random: Source, M: int) -> tuple[Arguments, int]:
         offsets = torch.tensor(ends, dtype=torch.int32, device=a.device)
         return a, b, *scales, offsets, None, None, torch.bfloat16, True
 
-    return arguments, 2 * M * N * K
+    return arguments
 
 
-# How an operator's arguments are drawn, and whether its rows are those of a step of decoding.
+class _Product(NamedTuple):
+    """A product of (M, K) and (K, N), and what draws its other arguments.
+
+    units: numbers of which N and K are multiples.
+    decodes: M is that of a step of decoding.
+    """
+
+    arguments: Callable[[Source, int, int, int], Arguments]
+    units: tuple[int, int]
+    decodes: bool
+
+
 _PRODUCTS = {
-    "_weight_int4pack_mm": (_int4, True),
-    "_weight_int8pack_mm": (_int8, True),
-    "_scaled_mm": (_scaled, False),
-    "_scaled_grouped_mm": (_scaled_groups, False),
+    "_weight_int4pack_mm": _Product(_int4, (8, max(_GROUPS)), True),
+    "_weight_int8pack_mm": _Product(_int8, (32, 32), True),
+    "_scaled_mm": _Product(_scaled, (16, 16), False),
+    "_scaled_grouped_mm": _Product(_scaled_groups, (16, 16), False),
 }
 
 
@@ -86,7 +94,7 @@ def _quantized(random: Source) -> Call:
     """Draw a product of few rows and a packed weight, or of float8 matrices or groups of them."""
     overloads = tritonite.overloads()
     name = named(random, [name for name in _PRODUCTS if overloads[name].has_place])
-    draw, decodes = _PRODUCTS[name]
-    M = min(log_uniform(random, _STEPS), random.sizes.tokens[1]) if decodes else tokens(random)
-    arguments, flops = draw(random, M)
-    return Call(name, name, exactly(arguments), flops=flops)
+    product = _PRODUCTS[name]
+    M = min(log_uniform(random, _STEPS), random.sizes.tokens[1]) if product.decodes else tokens(random)
+    N, K = (_features(random, unit) for unit in product.units)
+    return Call(name, name, exactly(product.arguments(random, M, N, K)), flops=2 * M * N * K)

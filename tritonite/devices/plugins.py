@@ -91,16 +91,16 @@ def _check_names(device: Device, package: str, kinds: dict[str, Device]) -> None
     kind, key = device.kind, device.dispatch_key
     _expect(isinstance(kind, str) and kind != "", "kind", kind, "a name")
     if kind in kinds:
-        _expect(False, "kind", kind, f"another name, because this kind is {kinds[kind].plugin}'s already")
+        raise _invalid("kind", kind, f"another name, because this kind is {kinds[kind].plugin}'s already")
     _expect(kind not in KINDS or package == "tritonite", "kind", kind, "another name than Tritonite's own kinds")
     _expect(hasattr(torch._C.DispatchKey, key), "dispatch_key", key, "one of PyTorch's keys")
     if any(key == other.dispatch_key for other in kinds.values()):
-        _expect(False, "dispatch_key", key, f"another key, because a device is registered at {key} already")
+        raise _invalid("dispatch_key", key, f"another key, because a device is registered at {key} already")
     try:
         torch.device(device.type)
     except RuntimeError as error:
         expected = "a device type of PyTorch, which an entry point of torch.backends may add"
-        raise InvalidDevice(what="type", given=repr(device.type), expected=expected) from error
+        raise _invalid("type", device.type, expected) from error
     own = torch._C._dispatch_key_for_device(device.type)
     _expect(key == own, "dispatch_key", key, f"{own}, the key of PyTorch's device type {device.type!r}")
     _expect(device.aten in ("cpu", "cuda"), "aten", device.aten, "'cpu' or 'cuda'")
@@ -127,4 +127,8 @@ def _is_count(value: object) -> bool:
 
 def _expect(holds: bool, what: str, given: object, expected: str) -> None:
     if not holds:
-        raise InvalidDevice(what=what, given=repr(given), expected=expected)
+        raise _invalid(what, given, expected)
+
+
+def _invalid(what: str, given: object, expected: str) -> InvalidDevice:
+    return InvalidDevice(what=what, given=repr(given), expected=expected)

@@ -14,11 +14,11 @@ from triton import knobs
 
 def _reduce_rows_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ...]:
     """Reduce dimension 1 by combining neighbours pairwise; the interpreter's own reduction runs element by element."""
-    from tritonite.language.shortcuts import halves
+    from tritonite.language.shortcuts import even_and_odd
 
     while states[0].shape[1] > 1:
-        pairs = [halves(state) for state in states]
-        combined = combine(*[left for left, _ in pairs], *[right for _, right in pairs])
+        pairs = [even_and_odd(state) for state in states]
+        combined = combine(*[even for even, _ in pairs], *[odd for _, odd in pairs])
         states = combined if isinstance(combined, tuple) else (combined,)
     return tuple([tl.reshape(state, (state.shape[0],)) for state in states])
 

@@ -134,7 +134,7 @@ def _index(own: Callable[..., Any]) -> Callable[..., Any]:
     return item
 
 
-def halves(block: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def even_and_odd(block: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Split dimension 1 of a block into its elements of even and of odd index."""
     rows, columns = block.type.shape.values
     type_, handle = tl.block_type(block.dtype, [rows, columns // 2]), block.handle

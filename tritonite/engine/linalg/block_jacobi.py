@@ -13,7 +13,7 @@ These are kernels of their own, and no products of `gemm`, because no stride lea
 of the next. Roundoff of elements off the diagonal has to be relative to them alone, as in `jacobi.py`: tiles on the
 diagonal are never multiplied.
 
-The host reads after each sweep whether a matrix needs another one. Matrices that do not stay as they are.
+The host reads after each sweep whether a matrix needs another one. A matrix that needs none stays as it is.
 """
 
 from __future__ import annotations
@@ -189,13 +189,13 @@ def sort_columns(
 class _Tournament:
     """The rounds of pairs of blocks of a batch of matrices, and the memory of their rotations."""
 
-    def __init__(self, like: torch.Tensor, count: int, n: int, n_rows: int, tolerance: float, gram: bool) -> None:
+    def __init__(self, like: torch.Tensor, count: int, n: int, tolerance: float, gram: bool) -> None:
         table = linalg_table()
         self.pairs = -(-n // (2 * table.rotated_block))
         # A multiple of 4, so that blocks begin at addresses that vectors can be read from.
         self.block = -(-n // (8 * self.pairs)) * 4
         side = max(_LEAST_SIDE, power_of_2(2 * self.block))
-        self.count, self.n, self.n_rows = count, n, n_rows
+        self.count, self.n = count, n
         self.rotations = empty((count * self.pairs, side, side), like.dtype, like.device)
         self.unsettled = zeros((_MOST_SWEEPS + 1, count), torch.int32, like.device)
         self.left = zeros((_MOST_SWEEPS,), torch.int64, like.device)
@@ -253,7 +253,7 @@ def eigh(
     `matrix`, as `normalize` writes symmetric ones, is overwritten.
     """
     count, n, _ = matrix.shape
-    tournament = _Tournament(matrix, count, n, n, 2 * torch.finfo(matrix.dtype).eps, False)
+    tournament = _Tournament(matrix, count, n, 2 * torch.finfo(matrix.dtype).eps, False)
     basis = matrix
     if vectors is not None:
         basis = empty(matrix.shape, matrix.dtype, matrix.device)
@@ -293,7 +293,7 @@ def svd(
     count, stored_rows, n = columns.shape
     # Roundoff of the products of columns grows with the number of terms.
     tolerance = max(2.0, n_rows**0.5) * torch.finfo(columns.dtype).eps
-    tournament = _Tournament(columns, count, n, n_rows, tolerance, True)
+    tournament = _Tournament(columns, count, n, tolerance, True)
     if right is not None:
         triangles.identity(columns[:, n_rows:])
 

@@ -96,8 +96,8 @@ def _rotate_all(values, product, right, flag, source):
 def _svd_by_blocks(values, left, right, flag, source):
     """Write S, U and V of a batch of one dimension whose matrices are tall or square.
 
-    A tall matrix is that of its R, U is Q times R's. The columns of A V may be 0, or roundoff: a QR factorisation makes
-    them orthonormal.
+    S and V of a tall matrix are those of its R, and its U is Q times the U of R. The columns of A V may be 0, or
+    roundoff: a QR factorisation makes them orthonormal.
     """
     count, rows, columns = source.shape
     triangle, packed, taus = source, None, None

@@ -23,10 +23,11 @@ from tritonite.ops.linalg.checks import (
     one_batch,
 )
 from tritonite.ops.linalg.qr import factor_by_blocks
+from tritonite.ops.reduction.logic import all_satisfy, refuse_unless_all
 from tritonite.ops.reduction.norms import absolute, square
 from tritonite.ops.reduction.sums import only
 from tritonite.registry import exclude, operator
-from tritonite.runtime.contract import empty, empty_strided, refuse_if_negative
+from tritonite.runtime.contract import empty, empty_strided
 
 exclude("linalg_lstsq.out", "ATen resizes the solution to the larger side's rows, and returns a part of that memory")
 _SQUARES = Reduction((0.0,), square, add_states, only)
@@ -39,17 +40,19 @@ def _above_roundoff(x, largest):
     return (tl.abs(x) > largest * unit).to(tl.int32)
 
 
-@triton.jit
-def _and(a, b):
-    return a & b
+_ALL_ABOVE_ROUNDOFF = all_satisfy(_above_roundoff)
 
 
-@triton.jit
-def _minus_one(state, count):
-    return state - 1
-
-
-_ALL_ABOVE_ROUNDOFF = Reduction((1,), _above_roundoff, _and, _minus_one, (torch.int32,))
+def _factor(A, divided):
+    """Return (reflectors over R, tau) of tall or square matrices of full rank. Blocks are a batch of one dimension."""
+    if divided:
+        packed, taus = factor_by_blocks(A)
+    else:
+        packed = empty_strided(A.shape, matrix_strides(A.shape), A.dtype, A.device)
+        taus = empty((*A.shape[:-2], A.shape[-1]), A.dtype, A.device)
+        launch.qr(packed, taus, None, A)
+    _refuse_singular(packed)
+    return packed, taus
 
 
 def _refuse_singular(packed):
@@ -63,8 +66,7 @@ def _refuse_singular(packed):
     diagonal = packed.diagonal(dim1=-2, dim2=-1)
     (most,) = reduced(_LARGEST, (diagonal,), -1, True, (packed.dtype,), (), packed.dtype)
     given = (diagonal, most.expand(diagonal.shape))
-    (flag,) = reduced(_ALL_ABOVE_ROUNDOFF, given, None, False, (torch.int64,), (), packed.dtype)
-    refuse_if_negative(flag, "a matrix that is not of full rank, or not finite")
+    refuse_unless_all(_ALL_ABOVE_ROUNDOFF, given, packed.dtype, "a matrix that is not of full rank, or not finite")
 
 
 def _results(A, right, vector):
@@ -84,10 +86,9 @@ def _results(A, right, vector):
 
 def _tall(solution, residuals, A, right, divided):
     """Solve R x = Q^T b, of which the rest of rows are the residuals."""
-    *batch, columns = *A.shape[:-2], A.shape[-1]
+    columns = A.shape[-1]
+    packed, taus = _factor(A, divided)
     if divided:
-        packed, taus = factor_by_blocks(A)
-        _refuse_singular(packed)
         own = copy_of_blocks(right)
         compact_wy.reflect(own, packed, taus, True)
         found = blocks_of(solution.shape, A)
@@ -95,10 +96,6 @@ def _tall(solution, residuals, A, right, divided):
         solution.copy_(found.view(solution.shape))
         _add_squares(residuals, own.view(right.shape)[..., columns:, :])
         return
-    packed = empty_strided(A.shape, matrix_strides(A.shape), A.dtype, A.device)
-    taus = empty((*batch, columns), A.dtype, A.device)
-    launch.qr(packed, taus, None, A)
-    _refuse_singular(packed)
     rotated = empty_strided(right.shape, matrix_strides(right.shape), A.dtype, A.device)
     launch.reflect(rotated, right, packed, taus, True)
     launch.solve(solution, rotated[..., :columns, :], packed[..., :columns, :], (Sweep(False, unit=False),))
@@ -113,21 +110,15 @@ def _add_squares(residuals, rest):
 
 def _wide(solution, A, right, divided):
     """Return the shortest solution: Q z of A^T = Q R, where R^T z = b."""
-    *batch, rows, _ = A.shape
-    source = A.mT
+    rows = A.shape[-2]
+    packed, taus = _factor(A.mT, divided)
     if divided:
-        packed, taus = factor_by_blocks(source)
-        _refuse_singular(packed)
         own = blocks_of(solution.shape, A)
         fill_zero(own)
         blocked.solve_triangle(own[:, :rows], one_batch(right), packed[:, :rows].mT, Sweep(True, unit=False))
         compact_wy.reflect(own, packed, taus, False)
         solution.copy_(own.view(solution.shape))
         return
-    packed = empty_strided(source.shape, matrix_strides(source.shape), A.dtype, A.device)
-    taus = empty((*batch, rows), A.dtype, A.device)
-    launch.qr(packed, taus, None, source)
-    _refuse_singular(packed)
     padded = empty_strided(solution.shape, matrix_strides(solution.shape), A.dtype, A.device)
     fill_zero(padded)
     lower = packed[..., :rows, :].mT

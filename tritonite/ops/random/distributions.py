@@ -12,7 +12,6 @@ from tritonite.dtypes import ALL, FLOATS, NUMBERS, opmath
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.engine.movement import fill, result, strides_like
 from tritonite.engine.random import Order, draw, draw_elementwise
-from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.errors import Decline
 from tritonite.ops.arithmetic import add, mul
 from tritonite.ops.random.draws import (
@@ -40,7 +39,8 @@ from tritonite.ops.random.transforms import (
     LOG_NORMAL,
     NORMAL,
 )
-from tritonite.runtime.contract import empty, limit, refuse_if_negative
+from tritonite.ops.reduction.logic import all_satisfy, refuse_unless_all
+from tritonite.runtime.contract import empty, limit
 from tritonite.runtime.symbols import Limits
 
 _INSIDE = Limits(1, 0, math.nextafter(1.0, 0.0), True, math.ulp(0.0))
@@ -72,17 +72,7 @@ def _at_least_zero(x):
     return (x >= 0).to(tl.int32)
 
 
-@triton.jit
-def _and(a, b):
-    return a & b
-
-
-@triton.jit
-def _minus_one(state, count):
-    return state - 1
-
-
-_not_negative = Reduction((1,), _at_least_zero, _and, _minus_one, (torch.int32,))
+_not_negative = all_satisfy(_at_least_zero)
 
 
 def _refuse_negative(deviations):
@@ -90,8 +80,7 @@ def _refuse_negative(deviations):
     if deviations.dtype not in FLOATS:
         raise Decline(f"dtype {deviations.dtype}")
     if deviations.numel():
-        (flag,) = reduced(_not_negative, (deviations,), None, False, (torch.int64,), (), opmath(deviations.dtype))
-        refuse_if_negative(flag, "a negative deviation")
+        refuse_unless_all(_not_negative, (deviations,), opmath(deviations.dtype), "a negative deviation")
 
 
 @operator("normal", accepts=FLOATS)

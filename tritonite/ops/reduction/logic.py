@@ -10,7 +10,7 @@ from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.ops.reduction.sums import only
 from tritonite.registry import operator
-from tritonite.runtime.contract import read
+from tritonite.runtime.contract import read, refuse_if_negative
 
 
 @triton.jit
@@ -26,6 +26,22 @@ def _or(a, b):
 @triton.jit
 def _and(a, b):
     return a & b
+
+
+@triton.jit
+def _minus_one(state, count):
+    return state - 1
+
+
+def all_satisfy(condition):
+    """Return the reduction to 0 if `condition`, a formula with the result 0 or 1, is 1 for all elements, else to -1."""
+    return Reduction((1,), condition, _and, _minus_one, (torch.int32,))
+
+
+def refuse_unless_all(satisfied, inputs, compute, reason):
+    """Decline unless the elements satisfy a condition, a reduction of `all_satisfy`. The host waits for the result."""
+    (flag,) = reduced(satisfied, inputs, None, False, (torch.int64,), (), compute)
+    refuse_if_negative(flag, reason)
 
 
 _any = Reduction((0,), _nonzero, _or, only, (torch.int32,))

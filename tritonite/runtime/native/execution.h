@@ -21,7 +21,7 @@ struct Execution {
   const Graph& graph;
   Replay& replay;
   std::vector<at::Tensor>& inputs;
-  Arguments& arguments;
+  LaunchArguments& arguments;
   // By buffer: the result of a call of Python that is no tensor.
   std::unordered_map<size_t, py::object> objects;
 

@@ -16,7 +16,7 @@ namespace {
 
 // One set of arguments for all launches of a graph, which serves one execution at a time. Drivers read the values
 // before a launch returns.
-struct Arguments {
+struct LaunchArguments {
   std::vector<uint64_t> values;
   std::vector<TensorMap> descriptors;
   // By argument: a pointer to its value or its descriptor, as launches take it.
@@ -56,7 +56,7 @@ class Prepared {
   }
 
   // Writes the arguments of launch `number` that this execution changes. Returns pointers to all of its arguments.
-  void** arguments_of(size_t number, const Launch& launch, const Replay& replay, Arguments& own) const {
+  void** arguments_of(size_t number, const Launch& launch, const Replay& replay, LaunchArguments& own) const {
     const PreparedLaunch& prepared = launches[number];
     for (const size_t base : prepared.bases) place(base, replay, own);
     for (const size_t i : prepared.changing) {
@@ -66,7 +66,7 @@ class Prepared {
   }
 
   // Returns a free set, or a new one.
-  std::unique_ptr<Arguments> take() {
+  std::unique_ptr<LaunchArguments> take() {
     {
       std::lock_guard<std::mutex> lock(mutex);
       if (!free.empty()) {
@@ -75,7 +75,7 @@ class Prepared {
         return own;
       }
     }
-    auto own = std::make_unique<Arguments>();
+    auto own = std::make_unique<LaunchArguments>();
     own->values = values;
     own->descriptors = descriptors;
     for (uint64_t& value : own->values) own->pointers.push_back(&value);
@@ -85,7 +85,7 @@ class Prepared {
   }
 
   // Keeps a set for later executions, unless enough are free.
-  void give_back(std::unique_ptr<Arguments> own) {
+  void give_back(std::unique_ptr<LaunchArguments> own) {
     std::lock_guard<std::mutex> lock(mutex);
     if (free.size() < kMostFree) free.push_back(std::move(own));
   }
@@ -99,7 +99,7 @@ class Prepared {
   friend class Preparation;
 
   // Writes the address of a base into its arguments and descriptors, unless they have it from an earlier execution.
-  void place(size_t number, const Replay& replay, Arguments& own) const {
+  void place(size_t number, const Replay& replay, LaunchArguments& own) const {
     const Base& base = bases[number];
     const uintptr_t address = replay.address(base.source);
     std::optional<uintptr_t>& known = own.addresses[number];
@@ -120,7 +120,7 @@ class Prepared {
   std::vector<TensorMap> descriptors;
   std::vector<size_t> described;
   std::mutex mutex;
-  std::vector<std::unique_ptr<Arguments>> free;
+  std::vector<std::unique_ptr<LaunchArguments>> free;
 };
 
 // Prepares the launches of a graph, whose numbers are constant, in the order of its steps.
@@ -226,13 +226,13 @@ class Lease {
     prepared.give_back(std::move(own));
   }
 
-  Arguments& arguments() const {
+  LaunchArguments& arguments() const {
     return *own;
   }
 
  private:
   Prepared& prepared;
-  std::unique_ptr<Arguments> own;
+  std::unique_ptr<LaunchArguments> own;
 };
 
 }  // namespace
