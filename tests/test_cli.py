@@ -78,10 +78,21 @@ ELSEWHERE = re.compile(
     r"(cudnn|fbgemm|miopen|mkldnn|quantize|q_|sparse|sym|is_|has_|get_|set_|manual_)|.*(sparse|_indices_copy$|quant)"
 )
 ELSEWHERE_TOO = {
-    *("boolean_dispatch", "can_cast", "choose_qparams_optimized", "dsmm", "from_file", "from_numpy", "frombuffer"),
-    *("handle_torch_function", "hsmm", "hspmm", "indices_copy", "initial_seed", "int_repr", "native_norm"),
+    *("align_tensors", "boolean_dispatch", "can_cast", "choose_qparams_optimized", "dsmm", "from_file", "from_numpy"),
+    *(
+        "frombuffer",
+        "handle_torch_function",
+        "hsmm",
+        "hspmm",
+        "indices_copy",
+        "initial_seed",
+        "int_repr",
+        "native_norm",
+    ),
     *("promote_types", "qscheme", "saddmm", "save", "scaled_grouped_mm", "scaled_mm", "seed", "slice_inverse", "smm"),
     *("spmm", "sspaddmm", "tensor", "values_copy", "wait"),
+    # ATen has these for CPUs alone.
+    *(("histogram", "histogramdd") if tritonite.device == "cuda" else ()),
 }
 FUNCTIONS = sorted(
     name

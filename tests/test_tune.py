@@ -162,15 +162,15 @@ def of_hopper(monkeypatch, change_device):
 def _products(dtype):
     """Yield products, row-major and column-major: operands and result, and the operands without 16-byte loads."""
     odd = lambda *sizes: sizes[-1] * dtype.itemsize % 16 != 0
-    meta = {"dtype": dtype, "device": "meta"}
+    made = {"dtype": dtype, "device": DEVICE}
     for M, K, N in itertools.product((24, 427, 2048), (1600, 2559), (96, 5497)):
         for columns in (False, True):
             a, b = [
-                torch.empty(1, *sizes[::-1], **meta).mT if columns else torch.empty(1, *sizes, **meta)
+                torch.empty(1, *sizes[::-1], **made).mT if columns else torch.empty(1, *sizes, **made)
                 for sizes in ((M, K), (K, N))
             ]
             unaligned = odd(M if columns else K), odd(K if columns else N), odd(N)
-            yield (a, b, torch.empty(1, M, N, **meta)), unaligned
+            yield (a, b, torch.empty(1, M, N, **made)), unaligned
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

@@ -138,9 +138,10 @@ class _Parts(NamedTuple):
 
 def _results_on_meta(parts: _Parts, made: torch.Tensor | None, op: Op) -> list[torch.Tensor]:
     """Return the results of the call on the device "meta"."""
-    args, kwargs = parts.arguments(made, without_elements)
     packet, _, overload = op.overload.partition(".")
+    # A mode that records would keep tensors of the device "meta" as buffers of its graph.
     with _disable_current_modes():
+        args, kwargs = parts.arguments(made, without_elements)
         results = getattr(getattr(torch.ops.aten, packet), overload or "default")(*args, **kwargs)
     return list(results) if isinstance(results, (tuple, list)) else [results]
 

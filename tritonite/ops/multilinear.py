@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 import triton
 
 from tritonite.dtypes import FLOATS, opmath
@@ -115,7 +116,9 @@ def _compute_linear_combination(input, coefficients, outs=()):
     every = (coefficients.shape[0], *input.shape)
     (out,) = outputs((input, coefficients), [shape], [input.dtype], outs)
     operands = input[None].expand(every), factors.expand(every)
-    return reduced(sum_of_products, operands, (1,), False, (input.dtype,), (out,), opmath(input.dtype))
+    # A sum of truth values is whether one is true: counted in int32, because 1-bit sums wrap around.
+    compute = torch.int32 if input.dtype is torch.bool else opmath(input.dtype)
+    return reduced(sum_of_products, operands, (1,), False, (input.dtype,), (out,), compute)
 
 
 exclude("_compute_linear_combination.out", "ATen adds to the elements of its output instead of overwriting them")

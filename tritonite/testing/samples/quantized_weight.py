@@ -8,6 +8,7 @@ import torch
 
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
+from tritonite.testing.samples.matmul import truncated_terms
 
 _PACKET = "_weight_int8pack_mm"
 facts.ZERO_SIGN_OF_ROUNDOFF.add(_PACKET)
@@ -33,9 +34,13 @@ def _matrices(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | No
 @facts.terms(_PACKET)
 def _terms(sums: facts.Sums) -> float:
     """Return the number of terms of an element, each times the square of its largest possible value."""
-    own = [x.double() for x in sums.tensors]
-    largest = [float(x.abs().max().nan_to_num(1, 1)) for x in own]
-    return max(1.0, own[0].shape[-1] * float(torch.tensor(largest).prod()) ** 2)
+    x, weight, scales = sums.tensors
+    rounded = x.shape[-1] * (_largest(x) * _largest(weight) * _largest(scales)) ** 2
+    return max(1.0, rounded, truncated_terms([x, weight.to(x.dtype)], x.shape[-1]) * _largest(scales) ** 2)
+
+
+def _largest(x: torch.Tensor) -> float:
+    return float(x.double().abs().max().nan_to_num(1, 1))
 
 
 def _product(self: torch.Tensor, mat2: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -58,7 +63,14 @@ def _fitting(arguments: dict[str, Any]) -> dict[str, Any]:
 
 _WORDS, _CONVERT = "_weight_int4pack_mm", "_convert_weight_to_int4pack"
 facts.ZERO_SIGN_OF_ROUNDOFF.add(_WORDS)
-facts.terms(_WORDS)(_terms)
+
+
+@facts.terms(_WORDS)
+def _terms_of_words(sums: facts.Sums) -> float:
+    """Return the number of terms of an element, each times the square of its largest possible value."""
+    x, _, pairs = sums.tensors
+    scale, zero = pairs.unbind(-1)
+    return max(1.0, x.shape[-1] * (_largest(x) * (8 * _largest(scale) + _largest(zero))) ** 2)
 
 
 def _packed(x: torch.Tensor) -> dict[str, Any]:

@@ -24,8 +24,8 @@ _RECIPES = ((0, 0), (1, 1), (4, 5), (5, 4), (4, 4))
 
 
 def _float8(x: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Return a float8 tensor of a shape with the elements of x, repeated or cut."""
-    values = x.flatten().float().nan_to_num(1, 1, 1) if x.numel() else torch.zeros(1, device=x.device)
+    """Return a finite float8 tensor of a shape with the elements of x, repeated or cut."""
+    values = x.flatten().float().nan_to_num(1, 1, 1).clamp(-448, 448) if x.numel() else torch.zeros(1, device=x.device)
     count = int(torch.tensor(shape).prod())
     return values.repeat(count // values.numel() + 1)[:count].view(shape).to(torch.float8_e4m3fn)
 
