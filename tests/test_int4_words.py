@@ -41,11 +41,11 @@ def test_layout(N, K, tiles):
     assert not numbers_of(packed.cpu(), 8 * packed.shape[0])[N:].any()
 
 
-def check(M, N, K, group, tiles):
+def check(M, N, K, group, tiles, laid=lambda pairs: pairs):
     device = tritonite.device
     numbers = torch.randint(0, 16, (N, K), device=device)
     x = torch.randn(M, K, device=device).bfloat16()
-    pairs = torch.randn(K // group, N, 2, device=device).bfloat16()
+    pairs = laid(torch.randn(K // group, N, 2, device=device).bfloat16())
     found = product(x, convert(packed_bytes(numbers), tiles), group, pairs)
     scale, zero = [pairs[..., i].t().repeat_interleave(group, 1).double() for i in range(2)]
     weight = ((numbers.double() - 8) * scale + zero).bfloat16().double()
@@ -61,6 +61,15 @@ def check(M, N, K, group, tiles):
 )
 def test_products(M, N, K, group, tiles):
     check(M, N, K, group, tiles)
+
+
+def _between_words(pairs):
+    return torch.cat([pairs.new_zeros(1), pairs.flatten()])[1:].view(pairs.shape)
+
+
+@pytest.mark.parametrize("laid", [lambda pairs: pairs.mT.contiguous().mT, _between_words], ids=["strided", "offset"])
+def test_pairs_that_are_no_words(laid):
+    check(3, 16, 128, 32, 2, laid)
 
 
 def test_slices_of_k(monkeypatch):

@@ -19,13 +19,10 @@ class Float8Strides(NamedTuple):
 
 
 class WordStrides(NamedTuple):
-    """`MatrixStrides` of the other operand and the result, and strides of groups, rows and pairs of scale and zero."""
+    """`MatrixStrides` of the other operand and the result."""
 
     x: Any
     out: Any
-    group: Any
-    row: Any
-    pair: Any
 
 
 class Int8Strides(NamedTuple):
@@ -59,7 +56,7 @@ class QuantizedMeta(EpilogueMeta):
     index: Any
     # Whether each slice of K has a result of its own (split-K).
     split: bool
-    # Elements along K that share a scale; block_k divides them.
+    # Elements along K that share a scale. Kernels but `multiply_words` need block_k to divide them.
     group_k: int
     # Whether block_k divides K.
     even_k: bool
@@ -94,3 +91,8 @@ class WordMeta(QuantizedMeta):
 
     # Neighbouring words of a lane: half as many as tiles of 16 along K.
     words: int
+
+    @property
+    def groups(self) -> int:
+        """The groups of a block of K, at least 1."""
+        return max(1, self.block_k // self.group_k)

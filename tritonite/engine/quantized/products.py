@@ -194,31 +194,30 @@ def int4_words_product(
     """Write x @ ((numbers - 8) * scales + zeros).T into `out`, for a weight packed for tensor cores.
 
     Args:
-        x: (M, K) of 16-bit floats.
+        x: bfloat16, (M, K).
         weight: int32, contiguous, as `tensor_core_words` describes.
-        scales_and_zeros: (K / group, N, 2) of x's dtype.
-        group: numbers along K that share a scale, a multiple of 32 that divides K.
+        scales_and_zeros: bfloat16, (K / group, N, 2).
+        group: numbers along K that share a scale, a power of 2 from 32 on that divides K.
         out: (M, N).
     """
     result = out.unsqueeze(0)
     epilogue = NO_EPILOGUE.expanded(result.shape)
     if _has_no_terms(x, result, epilogue):
         return
-    table = quantized_table()
+    table, pairs = quantized_table(), _words_of_pairs(scales_and_zeros)
 
     def launch(config: Config, own: _Launch) -> None:
         result, own_epilogue = _oriented(own, config)
-        group_stride, row_stride, pair_stride = scales_and_zeros.stride()
         multiply_words[_grid(config, own)](
-            *(weight, x, result, scales_and_zeros),
-            strides=WordStrides(_strides(x), _strides(result), group_stride, row_stride, pair_stride),
+            *(weight, x, result, pairs),
+            strides=WordStrides(_strides(x), _strides(result)),
             added=own_epilogue.operands,
             M=out.shape[1],
             N=x.shape[0],
             K=x.shape[1],
             steps=own.steps,
             META=WordMeta(
-                index=offset_type(weight, x, result),
+                index=offset_type(weight, x, result, pairs),
                 group_k=group,
                 words=weight.shape[3],
                 **_facts(config, own, x.shape[1]),
@@ -227,7 +226,16 @@ def int4_words_product(
             **_options(config),
         )
 
-    _run(_Work(x, result, epilogue, launch), table.int4_few, table.int4, group)
+    _run(_Work(x, result, epilogue, launch), table.int4_few, table.int4, None)
+
+
+def _words_of_pairs(pairs: torch.Tensor) -> torch.Tensor:
+    """Return pairs of bfloat16 as int32, without their last dimension; copy them if they are not contiguous words."""
+    if not pairs.is_contiguous() or pairs.storage_offset() % 2:
+        own = empty(pairs.shape, pairs.dtype, pairs.device)
+        own.copy_(pairs)
+        pairs = own
+    return pairs.view(torch.int32)[..., 0]
 
 
 def int8_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:

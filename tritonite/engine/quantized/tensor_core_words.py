@@ -21,29 +21,63 @@ _PACKED_WORDS = 1024
 
 
 @triton.jit
-def _index_in_block(j, s):
-    """Return the index along K of number s of a row's word j."""
-    return 32 * (j // 4) + 2 * (j % 4 + 4 * (s % 4)) + s // 4
+def _load_words(weight, tile, first, end, row_words, BLOCKS: tl.constexpr, WORDS: tl.constexpr):
+    """Load the words of a tile's rows from block `first` along K on: (rows, BLOCKS, 4), 0 from block `end` on."""
+    row, lane = tile.rows[:, None, None], tl.arange(0, 4)[None, None, :]
+    block = first + tl.arange(0, BLOCKS)[None, :, None]
+    at = (row // 8 * (row_words // (4 * WORDS)) + block // WORDS) * 32 + 4 * (row % 8) + lane
+    return tl.load(weight + at * WORDS + block % WORDS, mask=tile.row_mask[:, None, None] & (block < end), other=0)
 
 
 @triton.jit
-def _word_offset(row, j, row_words, WORDS: tl.constexpr):
-    """Return the offset of word j of a row of `row_words` words."""
-    block, lane = j // 4, 4 * (row % 8) + j % 4
-    tile = row // 8 * (row_words // (4 * WORDS)) + block // WORDS
-    return (tile * 32 + lane) * WORDS + block % WORDS
+def _number(words, scale, zero, SHIFT: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the number at bits SHIFT to SHIFT + 3 of each word, dequantised.
+
+    It becomes the end of the mantissa of 2**23. Conversion instructions have a quarter of the rate.
+    """
+    bits = ((words >> SHIFT) & 0xF) | 0x4B000000
+    return tl.fma(bits.to(tl.float32, bitcast=True) - 8388616.0, scale, zero).to(DTYPE)
+
+
+@triton.jit
+def _neighbours(words, scale, zero, SHIFT: tl.constexpr, DTYPE: tl.constexpr):
+    return tl.join(_number(words, scale, zero, SHIFT, DTYPE), _number(words, scale, zero, SHIFT + 16, DTYPE))
+
+
+@triton.jit
+def _dequantised(words, scale, zero, DTYPE: tl.constexpr):
+    """Return the numbers of (rows, blocks, 4) words, dequantised, as (rows, K) in their order along K.
+
+    `scale` and `zero` have the words' shape.
+    """
+    first = tl.join(_neighbours(words, scale, zero, 0, DTYPE), _neighbours(words, scale, zero, 8, DTYPE))
+    second = tl.join(_neighbours(words, scale, zero, 4, DTYPE), _neighbours(words, scale, zero, 12, DTYPE))
+    # (row, block, lane, half of a word, byte, nibble) to (row, block, byte, nibble, lane, half).
+    numbers = tl.permute(tl.join(first, second), (0, 1, 4, 5, 2, 3))
+    return tl.reshape(numbers, (words.shape[0], words.shape[1] * 32))
+
+
+@triton.jit
+def _of_words(pairs, BLOCKS: tl.constexpr):
+    """Return the scales and the zeros of (rows, groups) pairs for the four words of each of BLOCKS blocks."""
+    ROWS: tl.constexpr = pairs.shape[0]
+    GROUPS: tl.constexpr = pairs.shape[1]
+    spread = tl.broadcast_to(pairs[:, :, None], (ROWS, GROUPS, BLOCKS // GROUPS))
+    spread = tl.broadcast_to(tl.reshape(spread, (ROWS, BLOCKS))[:, :, None], (ROWS, BLOCKS, 4))
+    # A bfloat16 is the upper half of a float32.
+    return (spread << 16).to(tl.float32, bitcast=True), (spread & -65536).to(tl.float32, bitcast=True)
 
 
 @libentry()
-@triton.jit(do_not_specialize=["N"])
-def multiply_words(weight, x, out, scales_and_zeros, strides, added, M, N, K, steps, META: tl.constexpr):
+@triton.jit(do_not_specialize=["N", "steps"])
+def multiply_words(weight, x, out, pairs, strides, added, M, N, K, steps, META: tl.constexpr):
     """Multiply a tile of a packed weight (M, K) by x (N, K) transposed.
 
-    Numbers along K stay in the order of the words, in which x is read, because a sum has no order. A dequantised
-    number is rounded once, to x's dtype.
+    The words of a lane have the numbers that tensor cores read from its registers. A dequantised number is rounded
+    once, to bfloat16.
 
     Args:
-        scales_and_zeros: x's dtype, (K / META.group_k, M, 2).
+        pairs: int32, (K / META.group_k, M), contiguous: a scale in the lower half, a zero in the upper, both bfloat16.
         strides: `WordStrides`.
         added: `EpilogueOperands`.
         steps: blocks of K in a slice of split-K.
@@ -53,28 +87,20 @@ def multiply_words(weight, x, out, scales_and_zeros, strides, added, M, N, K, st
     BLOCK_M: tl.constexpr = META.block_m
     BLOCK_N: tl.constexpr = META.block_n
     BLOCK_K: tl.constexpr = META.block_k
-    WORDS: tl.constexpr = META.words
+    BLOCKS: tl.constexpr = BLOCK_K // 32
+    GROUPS: tl.constexpr = META.groups
     tile = own_tile(M, N, META)
     begin, end = slice_of_k(K, steps, BLOCK_K, META.index)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    q = tl.arange(0, BLOCK_K)
-    order = _index_in_block(q // 8, q % 8)
-    shifts = 4 * tl.arange(0, 8)[None, None, :]
-    pairs = scales_and_zeros + tile.rows * strides.row
     for k in range(begin, end, BLOCK_K):
-        j = k // 8 + tl.arange(0, BLOCK_K // 8)
-        words = weight + _word_offset(tile.rows[:, None], j[None, :], K // 8, WORDS)
-        packed = tl.load(words, mask=tile.row_mask[:, None] & (j < end // 8)[None, :], other=0)
-        numbers = ((packed[:, :, None] >> shifts) & 0xF).to(tl.float32) - 8.0
-        numbers = tl.reshape(numbers, (BLOCK_M, BLOCK_K))
-        group = k // META.group_k * strides.group
-        scale = tl.load(pairs + group, mask=tile.row_mask, other=0.0).to(tl.float32)
-        zero = tl.load(pairs + group + strides.pair, mask=tile.row_mask, other=0.0).to(tl.float32)
-        y = block_of(x, tile.columns, tile.column_mask, k + order, end, strides.x, META.even_k)
-        a = tl.fma(
-            numbers, tl.broadcast_to(scale[:, None], numbers.shape), tl.broadcast_to(zero[:, None], numbers.shape)
-        )
-        total = tl.dot(a.to(y.dtype), tl.trans(y), total, out_dtype=tl.float32)
+        words = _load_words(weight, tile, k // 32, end // 32, K // 8, BLOCKS, META.words)
+        group = k // META.group_k + tl.arange(0, GROUPS)
+        own = pairs + group[None, :] * M + tile.rows[:, None]
+        inside = tile.row_mask[:, None] & (group[None, :] * META.group_k < end)
+        scale, zero = _of_words(tl.load(own, mask=inside, other=0), BLOCKS)
+        inner = k + tl.arange(0, BLOCK_K)
+        y = block_of(x, tile.columns, tile.column_mask, inner, end, strides.x, META.even_k)
+        total = tl.dot(_dequantised(words, scale, zero, y.dtype), tl.trans(y), total, out_dtype=tl.float32)
     write(total, out, tile, strides.out, added, META)
 
 
