@@ -298,3 +298,15 @@ def test_a_suite_in_parts_repeats_what_has_not_passed(tmp_path):
     assert all(commit == "abc" for _, commit, *_ in outcomes)
     assert load("suite_by_parts").passed_tests([record]) == {"test_two.py::test_right"}
     assert "assert 0" in record.with_suffix(".failures").read_text()
+
+
+def test_a_suite_in_parts_ends_when_time_is_up(tmp_path):
+    (tmp_path / "test_slow.py").write_text(
+        "import time, pytest\n\n@pytest.mark.parametrize('i', range(9))\n"
+        "def test_slow(i):\n    time.sleep(30 * (i > 1))\n"
+    )
+    command = [sys.executable, TOOLS / "suite_by_parts.py", "--record", tmp_path / "record", "--commit", "abc"]
+    command += ["--seconds", "0", "-n", "2", "test_slow.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and "time is up" in done.stdout
+    assert (tmp_path / "record").read_text().startswith("passed\tabc")

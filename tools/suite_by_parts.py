@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 
 def passed_tests(files: list[Path], commit: str | None = None) -> set[str]:
     """Return the names of tests that have passed, by files of records, at a commit or at any."""
@@ -61,9 +63,6 @@ class _Recorder:
         self.header = config.getoption("--header")
         self.outcomes = {}
 
-    def pytest_sessionstart(self, session):
-        self.session = session
-
     def pytest_runtest_logreport(self, report):
         worst = max(
             self.outcomes.get(report.nodeid, "passed"), report.outcome, key=("passed", "skipped", "failed").index
@@ -75,8 +74,9 @@ class _Recorder:
         if report.when == "teardown":
             with self.record.open("a") as file:
                 file.write(f"{self.outcomes.pop(report.nodeid)}\t{self.header}\t{report.nodeid}\n")
-        if time.time() > self.until:
-            self.session.shouldstop = "time is up"
+            if time.time() > self.until:
+                # xdist's workers finish their queues if a session is only asked to stop.
+                pytest.exit("time is up", returncode=2)
 
 
 def main() -> int:
