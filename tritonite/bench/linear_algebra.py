@@ -13,7 +13,9 @@ from tritonite.bench.drawing import Call, Source, exactly, family, log_uniform, 
 
 # Sides of matrices: of covariances, of blocks of preconditioners, of poses and Jacobians. Batches of them.
 _SIDES = (4, 4, 6, 8, 8, 12, 16, 16, 24, 32, 32, 48, 64)
-_BATCHES = (1000, 20_000)
+_BATCHES = (1000, 8000)
+# ATen's solvers for eigenvalues and singular values take about a millisecond a matrix.
+_ROTATED, _FEWEST = ("_linalg_eigh", "_linalg_svd"), 1000
 # Sides of one matrix that is divided into blocks.
 _LARGE_SIDES = (256, 256, 384, 512, 512, 768, 1024, 1536, 2048)
 # Lengths of signals and spectra: of windows of audio, of long convolutions, of images' sides. Signals of a batch.
@@ -56,15 +58,15 @@ def _linalg(random: Source) -> Call:
     arguments, keywords = _MATRICES[name]
     n, most = random.choice(_SIDES), random.sizes.most
     n = min(n, int(most**0.25))
-    B = max(1, min(log_uniform(random, _BATCHES), most // (16 * n * n)))
+    B = _FEWEST if name in _ROTATED else log_uniform(random, _BATCHES)
+    B = max(1, min(B, most // (16 * n * n)))
     return Call(name, name, exactly(lambda make: arguments(make, B, n), **keywords))
 
 
 _BLOCKED = (
     *("linalg_cholesky_ex", "_cholesky_solve_helper", "linalg_solve_triangular", "linalg_lu_factor_ex"),
-    *("linalg_inv_ex", "_linalg_solve_ex", "_linalg_slogdet", "linalg_qr", "_linalg_eigh", "_linalg_svd"),
+    *("linalg_inv_ex", "_linalg_solve_ex", "_linalg_slogdet", "linalg_qr", *_ROTATED),
 )
-_ROTATED = ("_linalg_eigh", "_linalg_svd")
 
 
 @family("linalg_blocks")
