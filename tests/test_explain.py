@@ -170,3 +170,14 @@ def test_explain_follows_intermediate_results(path):
                 described += "kernel     " in tritonite.explain(called, *args, **kwargs)
             assert state((args, kwargs)) == before, name
     assert described > 0.7 * len(names_on(path))
+
+
+def test_explain_of_what_has_no_shapes_ends_there():
+    """PyTorch's function for the shapes of an LSTM cell fails without a bias (torch 2.13)."""
+
+    def cell(gates, state):
+        return torch.ops.aten._thnn_fused_lstm_cell.default(gates, gates, state)[0].sum()
+
+    gates = torch.zeros(3, 64, device=tritonite.device)
+    text = tritonite.explain(cell, gates, gates[:, :16])
+    assert "_thnn_fused_lstm_cell" in text

@@ -55,6 +55,10 @@ class AtenCall(NamedTuple):
         return overload_name(self.operator)
 
 
+class ShapesUnknown(Exception):
+    """Raised where PyTorch's own function for the shapes of an operator's results fails."""
+
+
 class Calls(OpaqueMode):
     """A dispatch mode that notes calls of ATen's computing operators. Views compute nothing."""
 
@@ -70,7 +74,11 @@ class Calls(OpaqueMode):
             return result
         if computes(func):
             self.found.append(AtenCall(func, args, kwargs))
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except AttributeError as error:
+            # Up to torch 2.13 that of an LSTM cell reads the bias that is not given.
+            raise ShapesUnknown(str(func)) from error
 
 
 def spelled(name: str) -> str:
@@ -190,7 +198,10 @@ def traced(
     The trace ends at a data-dependent number or size.
     """
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
-    undecided = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
+    undecided = (
+        *(fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException),
+        ShapesUnknown,
+    )
     given: dict[int, torch.Tensor] = {}
 
     def tensor(value: Any) -> Any:

@@ -88,7 +88,8 @@ def _without_running(func: Any, args: Any, kwargs: Any) -> Any:
 def _hollow_results(func: Any, args: Any, kwargs: Any) -> Any:
     """Return hollow tensors like the results of a call of ATen.
 
-    Raises ATen's errors for its shapes, and DataUnknown if the shapes are data-dependent.
+    Raises ATen's errors for its shapes, and DataUnknown if the shapes are data-dependent, or ATen's own function for
+    them is missing or fails.
     """
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     device = kwargs.get("device") or (tensors[0].device if tensors else torch.device("cpu"))
@@ -99,7 +100,8 @@ def _hollow_results(func: Any, args: Any, kwargs: Any) -> Any:
         metas[1].update(device="meta", pin_memory=None)
     try:
         results = func(*metas[0], **metas[1])
-    except NotImplementedError:
+    except (NotImplementedError, AttributeError):
+        # Up to torch 2.13 that of an LSTM cell reads the bias that is not given.
         raise DataUnknown from None
     return pytree.tree_map_only(
         torch.Tensor, lambda like: hollow(like.shape, like.stride(), like.dtype, device), results
