@@ -324,7 +324,7 @@ def test_long_checks_are_told_of(monkeypatch):
 
 def test_few_cases_are_checked_in_one_process(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    assert [workers.usual_jobs(count) for count in (0, 1, 40, 10_000)] == [1, 1, 2, 8]
+    assert [workers.usual_jobs(count) for count in (0, 1, 8, 10_000)] == [1, 1, 2, 8]
 
 
 def test_the_command(tmp_path, monkeypatch):

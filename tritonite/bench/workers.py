@@ -24,8 +24,8 @@ from tritonite.testing import processes
 
 # Seconds for a case, compilation included, after which its process counts as hung.
 _PATIENCE = 600.0
-# A process takes about as long to start as to check this many cases.
-_CASES_A_PROCESS = 16
+# A process takes about as long to start as to compile the kernels of this many cases.
+_CASES_A_PROCESS = 4
 # Fraction of device memory for the tensors of all processes; their contexts need the rest.
 _MEMORY = 0.7
 
