@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -277,19 +278,53 @@ def test_checked_cases_are_not_checked_again(monkeypatch):
 
 
 def test_ctrl_c_ends_the_processes_that_check(monkeypatch):
-    def stopped(console, found, total):
-        next(found)
+    def stopped(*_):
         assert multiprocessing.active_children()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(console, "checking", stopped)
+    monkeypatch.setattr(run, "run", stopped)
     assert "interrupted" in bench("--op", "neg", "--jobs", 2, code=130)
     assert not multiprocessing.active_children()
 
 
+def test_waves_grow_and_have_every_case():
+    assert [len(wave) for wave in workers.waves(40, 4)] == [4, 8, 16, 12]
+    assert [index for wave in workers.waves(40, 4) for index in wave] == list(range(40))
+    assert list(workers.waves(0, 4)) == []
+
+
+def numbered():
+    """Yield cases whose operands note in a file that they were made."""
+
+    def made(number, make):
+        Path(os.environ["CHECKED"]).joinpath(str(number)).touch()
+        return (make(2),)
+
+    return [dataclasses.replace(chosen("exp"), operands=functools.partial(made, i)) for i in range(5)]
+
+
+def test_no_process_checks_while_a_wave_is_timed(monkeypatch, tmp_path):
+    monkeypatch.setenv("CHECKED", str(tmp_path))
+    with contextlib.closing(workers.checks(numbered, 5, (), 1)) as found:
+        assert next(found)[0] == 0
+        time.sleep(0.2)
+        assert {file.name for file in tmp_path.iterdir()} == {"0"}
+        assert [index for index, _ in found] == [1, 2, 3, 4]
+
+
+def test_results_are_lines_before_they_are_a_table():
+    text = bench("--op", "neg", "--measure", "device", "--dtype", "float32", "--jobs", 2)
+    assert text.index("float32 device: aten ") < text.index("roofline")
+
+
+def test_long_checks_are_told_of(monkeypatch):
+    monkeypatch.setattr(console, "_TOLD_EVERY", -1.0)
+    assert "1 of 1 cases checked" in bench("--op", "neg", "--measure", "device", "--dtype", "float32", "--jobs", 2)
+
+
 def test_few_cases_are_checked_in_one_process(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    assert [workers.usual_jobs(count) for count in (0, 1, 40, 10_000)] == [1, 1, 2, 8]
+    assert [workers.usual_jobs(count) for count in (0, 1, 8, 10_000)] == [1, 1, 2, 8]
 
 
 def test_the_command(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,57 +16,62 @@ from rich.table import Column, Table
 
 from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
 from tritonite.bench.results import REFERENCE, Change, Machine, ModelResult, Result, Run, readable, summaries
-from tritonite.bench.run import Check
 from tritonite.bench.timing import EVERY, TRITONITE
 from tritonite.errors import ATEN_IS_FASTER
 
 _LAST = 20
 # Seconds between saves of partial results, in case the run is killed.
 _SAVED_EVERY = 30.0
+# Seconds between lines that tell how many cases are checked, where no terminal shows progress.
+_TOLD_EVERY = 10.0
 
 
-def checking(console: Console, found: Iterator[tuple[int, Check | None]], total: int) -> list[Check | None]:
-    """Collect checks in the order of cases, with a progress bar meanwhile."""
-    checks: list[Check | None] = [None] * total
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("checking", total=total)
-        for index, check in found:
-            checks[index] = check
-            progress.advance(task)
-    return checks
+class Checked(NamedTuple):
+    """News of a run between its results: the number of cases that are checked."""
+
+    cases: int
 
 
 def follow(
     console: Console,
     machine: Machine,
-    results: Iterator[Result | ModelResult],
+    results: Iterator[Result | ModelResult | Checked],
     total: int | None,
     providers: Sequence[str],
     json: Path | None = None,
 ) -> Run:
     """Show results as they come and return them as a Run. Ctrl-C ends the run early and keeps its results.
 
+    A terminal shows progress and the last results. Otherwise each result is a line, which is printed at once.
+
     Args:
         total: number of results, if known.
         json: file for partial results while the run lasts, marked as interrupted.
     """
     run = Run(machine, interrupted=True)
-    saved = monotonic()
+    saved = told = monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     progress = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console)
+    checking = progress.add_task("checking", total=total, visible=False)
     task = progress.add_task("measuring", total=total)
     interrupted = False
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         try:
             for result in results:
-                if isinstance(result, ModelResult):
+                if isinstance(result, Checked):
+                    progress.update(checking, completed=result.cases, visible=True)
+                    if not console.is_terminal and monotonic() > told + _TOLD_EVERY:
+                        console.print(f"{result.cases} of {total} cases checked", highlight=False)
+                        told = monotonic()
+                elif isinstance(result, ModelResult):
                     # A pass comes again with its profile.
                     run.models[:] = [each for each in run.models if each.key != result.key] + [result]
                     progress.update(task, advance=1, description=result.model)
                 else:
                     run.results.append(result)
                     progress.update(task, advance=1, description=result.op)
+                    if not console.is_terminal:
+                        console.print(_line(result, providers), highlight=False, soft_wrap=True)
                 live.update(Group(table(run, run.results[-_LAST:], providers), progress))
                 if json and monotonic() > saved + _SAVED_EVERY:
                     run.save(json)
@@ -97,6 +103,16 @@ def table(run: Run, results: Sequence[Result], providers: Sequence[str]) -> Tabl
         row.append("" if share is None else f"{readable(share * 100, 0)}%")
         shown.add_row(*row, *(["ATen" if result.declined else ""] if left else []))
     return shown
+
+
+def _line(result: Result, providers: Sequence[str]) -> str:
+    """Return a result as one line: its case, times in microseconds, and speedups over ATen."""
+    case = f"{result.op} {escape(result.label)} {result.dtype} {result.measure}"
+    if result.failure:
+        return f"{case}: [red]{escape(result.failure)}[/]"
+    times = [f"{name} {_time(result, name)} us" for name in providers]
+    speedups = [f"{name} {_speedup(result.speedup(name))} x" for name in providers[1:]]
+    return f"{case}: {', '.join(times + speedups)}"
 
 
 def _time(result: Result, provider: str) -> str:

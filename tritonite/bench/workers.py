@@ -1,13 +1,17 @@
-"""Worker processes that check cases, and so compile their kernels, before one process times them."""
+"""Worker processes that check cases, and so compile their kernels, before one process times them.
+
+Cases are checked in waves. After each wave the processes wait, so that they do not disturb the timing of its cases.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +24,8 @@ from tritonite.testing import processes
 
 # Seconds for a case, compilation included, after which its process counts as hung.
 _PATIENCE = 600.0
-# A process takes about as long to start as to check this many cases.
-_CASES_A_PROCESS = 16
+# A process takes about as long to start as to compile the kernels of this many cases.
+_CASES_A_PROCESS = 4
 # Fraction of device memory for the tensors of all processes; their contexts need the rest.
 _MEMORY = 0.7
 
@@ -35,8 +39,21 @@ def usual_jobs(count: int) -> int:
     return max(1, min((os.cpu_count() or 1) // 2, count // _CASES_A_PROCESS))
 
 
+def waves(count: int, jobs: int) -> Iterator[range]:
+    """Yield the indices of each wave of `count` cases: as many as there are processes, then twice as many each time.
+
+    The first results come soon, and few waves wait for their slowest case.
+    """
+    first, size = 0, jobs
+    while first < count:
+        yield range(first, min(first + size, count))
+        first, size = first + size, 2 * size
+
+
 def checks(cases: Cases, count: int, providers: Sequence[str], jobs: int) -> Generator[Found, None, None]:
     """Check the first `count` cases in `jobs` processes, and yield (index, check) as checks finish.
+
+    The last check of a wave is yielded before a case of the next one begins: until then no process works.
 
     A Case holds functions and cannot be pickled. Every process calls `cases` to enumerate the same cases, and receives
     indices; `cases` itself has to be picklable. Results of Tritonite and of `providers` (texts for `run.provider`) are
@@ -44,41 +61,45 @@ def checks(cases: Cases, count: int, providers: Sequence[str], jobs: int) -> Gen
     of memory next to the others; the process that times cases will check it.
     """
     context = multiprocessing.get_context("spawn")
-    waiting = iter(range(count))
-    workers = list[_Worker]()
+    busy, idle = list[_Worker](), list[_Worker]()
     try:
-        for _, index in zip(range(jobs), waiting, strict=False):
-            workers.append(_Worker(context, (cases, tuple(providers), jobs), index))
-        while workers:
-            ready = multiprocessing.connection.wait([worker.connection for worker in workers], 1.0)
-            for worker in list(workers):
-                late = time.monotonic() - worker.began > _PATIENCE
-                if worker.connection not in ready and not late:
-                    continue
-                yield worker.index, worker.answer(late)
-                following = next(waiting, None)
-                if following is not None and worker.usable:
-                    worker.begin(following)
-                    continue
-                worker.end()
-                workers.remove(worker)
-                if following is not None:
-                    workers.append(_Worker(context, (cases, tuple(providers), jobs), following))
+        for wave in waves(count, jobs):
+            # The process that times cases keeps memory of the wave before.
+            _free_memory()
+            waiting = collections.deque(wave)
+            while waiting or busy:
+                while waiting and len(busy) < jobs:
+                    busy.append(idle.pop() if idle else _Worker(context, (cases, tuple(providers), jobs)))
+                    busy[-1].begin(waiting.popleft())
+                ready = multiprocessing.connection.wait([worker.connection for worker in busy], 1.0)
+                for worker in list(busy):
+                    late = time.monotonic() - worker.began > _PATIENCE
+                    if worker.connection not in ready and not late:
+                        continue
+                    found = worker.index, worker.answer(late)
+                    busy.remove(worker)
+                    if worker.usable:
+                        idle.append(worker)
+                    else:
+                        worker.end()
+                    yield found
     finally:
-        for worker in workers:
+        for worker in (*busy, *idle):
             worker.end()
 
 
 class _Worker:
-    """A process that checks one case after the other; `index` is its current case."""
+    """A process that checks one case after the other; `index` is its current case, and `began` when it received it."""
 
-    def __init__(self, context: Any, of: tuple[Cases, tuple[str, ...], int], index: int) -> None:
+    index: int
+    began: float
+
+    def __init__(self, context: Any, of: tuple[Cases, tuple[str, ...], int]) -> None:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, *of), daemon=True)
         processes.start(self.process)
         theirs.close()
         self.usable = True
-        self.begin(index)
 
     def begin(self, index: int) -> None:
         self.index, self.began = index, time.monotonic()
@@ -129,10 +150,17 @@ def _work(connection: Any, cases: Cases, names: tuple[str, ...], jobs: int) -> N
         connection.send((checked, _usable()))
 
 
+def _free_memory() -> None:
+    """Give memory of the device that this process caches to others."""
+    if tritonite.backend.profiled:
+        torch.get_device_module(tritonite.device).empty_cache()
+
+
 def _usable() -> bool:
-    """Return whether the device still works in this process; after some errors it does not."""
+    """Free cached memory, and return whether the device still works in this process; after some errors it does not."""
     try:
         timing.synchronize()
+        _free_memory()
     except RuntimeError:
         return False
     return True

@@ -9,7 +9,7 @@ import importlib.util
 import itertools
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +24,11 @@ from tritonite.runtime import cache
 
 if TYPE_CHECKING:
     from tritonite.bench import workers
-    from tritonite.bench.results import Run
+    from tritonite.bench.cases import Case
+    from tritonite.bench.console import Checked
+    from tritonite.bench.results import Result, Run
     from tritonite.bench.run import Check
+    from tritonite.bench.timing import Provider
 
 
 # Spelled out, because importing the benchmarks would slow every other command.
@@ -225,7 +228,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="rounds in which providers take turns")] = 10,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="processes that check answers before the timing; default half of the cores"),
+        typer.Option(min=1, help="processes that check answers in turn with the timing; default half of the cores"),
     ] = None,
     part: Annotated[str, typer.Option(help="shard of the cases, such as 0/4 for the first of four")] = "0/1",
     json: Annotated[Path | None, typer.Option(help="file to write the results to")] = None,
@@ -286,16 +289,17 @@ def bench(
     machine = run.machine(
         shlex.join(["tritonite", *sys.argv[1:]]), any(each.flops for each in chosen), seed if at_random else None
     )
-    checks = _checks(which, len(chosen), provider or (), jobs or workers.usual_jobs(len(chosen)))
+    processes = jobs or workers.usual_jobs(len(chosen))
+    timed = _checked_and_timed(which, chosen, provider or (), providers, rounds, processes)
     length, tiny = tokens or usual_prompt(), tritonite.backend.interpreted
     workloads = [models.Workload(kind, batch, length, tiny, channels_last) for kind in model_dtypes]
     subjects = [models.ModelCase(name, own, train) for name in model or () for own in workloads]
     if zoo:
         subjects = [each for own in workloads for each in models.zoo(zoo, own) if each.name in (model or [each.name])]
     passes = models.measure(subjects, (timing.ATEN, *providers), rounds) if subjects else iter(())
-    every: Iterator[results.Result | results.ModelResult]
-    every = itertools.chain(run.run(chosen, providers, rounds, checks), passes)
-    measured = view.follow(console, machine, every, None if subjects else len(chosen), names, json)
+    with contextlib.closing(timed):
+        every = itertools.chain(timed, passes)
+        measured = view.follow(console, machine, every, None if subjects else len(chosen), names, json)
     if 0 < len(chosen) <= 40:
         console.print(view.table(measured, measured.results, names))
     view.summarise(console, measured)
@@ -344,16 +348,29 @@ def _part(text: str) -> tuple[int, int]:
         raise typer.BadParameter(str(error), param_hint="--part") from None
 
 
-def _checks(cases: workers.Cases, count: int, providers: Sequence[str], jobs: int) -> list[Check | None]:
-    """Check cases in several processes before they are timed; [] if one process does both."""
-    from tritonite.bench import console as view
-    from tritonite.bench import workers
+def _checked_and_timed(
+    cases: workers.Cases,
+    chosen: Sequence[Case],
+    names: Sequence[str],
+    providers: Sequence[Provider],
+    rounds: int,
+    jobs: int,
+) -> Generator[Result | Checked, None, None]:
+    """Check cases in several processes, time those of each wave after it, and yield results and progress.
 
-    if jobs == 1 or count == 0:
-        return []
-    try:
-        with contextlib.closing(workers.checks(cases, count, providers, jobs)) as checked:
-            return view.checking(console, checked, count)
-    except KeyboardInterrupt:
-        console.print("[yellow]interrupted: nothing was measured[/]")
-        raise typer.Exit(INTERRUPTED) from None
+    One process does both. `names` are those of the `providers` but Tritonite.
+    """
+    from tritonite.bench import run, workers
+    from tritonite.bench.console import Checked
+
+    if jobs == 1:
+        yield from run.run(chosen, providers, rounds)
+        return
+    with contextlib.closing(workers.checks(cases, len(chosen), names, jobs)) as checked:
+        for wave in workers.waves(len(chosen), jobs):
+            found: dict[int, Check | None] = {}
+            for index, check in itertools.islice(checked, len(wave)):
+                found[index] = check
+                yield Checked(wave.start + len(found))
+            own = [chosen[index] for index in wave]
+            yield from run.run(own, providers, rounds, [found[index] for index in wave])

@@ -54,10 +54,17 @@ def _lanes(STAGE: tl.constexpr, META: tl.constexpr):
 
 
 @triton.jit
-def _turn(re, im, roots, index, mask):
-    """Return re + i im times the conjugate of a root of unity."""
-    cos = tl.load(roots + 2 * index, mask=mask, other=0)
-    sin = tl.load(roots + 2 * index + 1, mask=mask, other=0)
+def _turn(re, im, roots, index, mask, PAIRED: tl.constexpr):
+    """Return re + i im times the conjugate of a root of unity. If `PAIRED`, cos and sin are loaded together.
+
+    Pairs halve the loads. But where threads hold several neighbouring elements they would be exchanged between threads.
+    """
+    if PAIRED:
+        pair = (roots + tl.arange(0, 2)[None, :]) + (2 * index)[:, None]
+        cos, sin = tl.split(tl.load(pair, mask=mask[:, None], other=0))
+    else:
+        cos = tl.load(roots + 2 * index, mask=mask, other=0)
+        sin = tl.load(roots + 2 * index + 1, mask=mask, other=0)
     return re * cos + im * sin, im * cos - re * sin
 
 
@@ -109,7 +116,7 @@ def _exchange(x, STAGE: tl.constexpr, META: tl.constexpr):
 
 
 @triton.jit
-def _stage(re, im, roots, root_step, STAGE: tl.constexpr, META: tl.constexpr):
+def _stage(re, im, roots, root_step, STAGE: tl.constexpr, PAIRED: tl.constexpr, META: tl.constexpr):
     """Return the operands of the next stage, given those of a stage that is not the last."""
     RADIX: tl.constexpr = radix_of(META, STAGE)
     DONE: tl.constexpr = done(META, STAGE)
@@ -118,7 +125,7 @@ def _stage(re, im, roots, root_step, STAGE: tl.constexpr, META: tl.constexpr):
     step = j // DONE * DONE * root_step
     out_re, out_im = (re[0],), (im[0],)
     for k in tl.static_range(1, RADIX):
-        turned_re, turned_im = _turn(re[k], im[k], roots, step * k, j < butterflies(META, STAGE))
+        turned_re, turned_im = _turn(re[k], im[k], roots, step * k, j < butterflies(META, STAGE), PAIRED)
         out_re, out_im = append(out_re, turned_re), append(out_im, turned_im)
     return _exchange(out_re, STAGE, META), _exchange(out_im, STAGE, META)
 
@@ -150,6 +157,8 @@ def transform(
     wait_for_previous_launch()
     meta: tl.constexpr = META
     LAST: tl.constexpr = stages(META) - 1
+    # Of real elements a thread loads or stores several neighbours.
+    PAIRED: tl.constexpr = im is not None and out_im is not None
     first = tl.program_id(0).to(meta.index) * meta.batch
     own, j = _lanes(0, META)
     mask = (first + own < transforms) & (j < butterflies(META, 0))
@@ -163,7 +172,7 @@ def transform(
         values_re, values_im = append(values_re, x_re.to(meta.compute)), append(values_im, x_im.to(meta.compute))
 
     for stage in tl.static_range(LAST):
-        values_re, values_im = _stage(values_re, values_im, roots, root_step, stage, META)
+        values_re, values_im = _stage(values_re, values_im, roots, root_step, stage, PAIRED, META)
 
     values_re, values_im = butterfly(values_re, values_im, radix_of(META, LAST))
     own, j = _lanes(LAST, META)
@@ -175,7 +184,7 @@ def transform(
         own_element = j + k * butterflies(META, LAST)
         y_re, y_im = values_re[k], values_im[k]
         if meta.twiddled:
-            y_re, y_im = _turn(y_re, y_im, roots, own_element * n, mask)
+            y_re, y_im = _turn(y_re, y_im, roots, own_element * n, mask, PAIRED)
         element = own_element * target.step + n * target.inner_step
         offset = base + element.to(meta.index) * target.stride
         stored = mask & (element < target.length)

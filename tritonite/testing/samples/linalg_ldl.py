@@ -44,33 +44,35 @@ def _with_pivots(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"LD": factors, "pivots": pivots, "B": right}
 
 
-def _one_product(factors: torch.Tensor, pivots: list[int]) -> torch.Tensor:
-    """Return the symmetric matrix of factors in float64, by undoing the steps of its factorisation."""
-    n = len(pivots)
-    steps, k = [], 0
-    while k < n:
-        steps.append((k, 1 if pivots[k] > 0 else 2))
-        k += steps[-1][1]
-    whole = torch.zeros(n, n, dtype=torch.float64, device=factors.device)
-    for k, size in reversed(steps):
-        end = k + size
-        block = factors[k:end, k:end].double().tril()
-        whole[k:end, k:end] = block + block.tril(-1).mT
-        left = torch.eye(n, dtype=torch.float64, device=factors.device)
-        left[end:, k:end] = factors[end:, k:end].double()
-        whole = left @ whole @ left.mT
-        order = list(range(n))
-        order[end - 1], order[abs(pivots[k]) - 1] = order[abs(pivots[k]) - 1], order[end - 1]
-        whole = whole[order][:, order]
-    return whole
-
-
 def _product(factors: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
+    """Return the symmetric matrices of factors in float64, by undoing the steps of their factorisations.
+
+    All matrices of the batch take a step at once, because a batch has thousands of them.
+    """
     n = factors.shape[-1]
     if not factors.numel():
         return factors.double()
-    pairs = zip(factors.reshape(-1, n, n), pivots.reshape(-1, n).tolist(), strict=True)
-    return torch.stack([_one_product(*pair) for pair in pairs]).view(factors.shape)
+    wide, swaps = factors.double().reshape(-1, n, n), pivots.reshape(-1, n).long()
+    # Whether a block begins at each row, and whether it has two rows.
+    begins, pairs = torch.ones_like(swaps, dtype=torch.bool), torch.zeros_like(swaps, dtype=torch.bool)
+    for k in range(n):
+        begins[:, k] = ~pairs[:, k - 1] if k else True
+        pairs[:, k] = begins[:, k] & (swaps[:, k] < 0)
+    line, one = torch.arange(n, device=wide.device), torch.eye(n, dtype=wide.dtype, device=wide.device)
+    row, column = line[:, None], line
+    diagonal = wide.tril() + wide.tril(-1).mT
+    whole = torch.zeros_like(wide)
+    for k in reversed(range(n)):
+        end = (k + 1 + pairs[:, k].long())[:, None, None]
+        own = begins[:, k, None, None] & (column >= k) & (column < end)
+        whole = torch.where(own & (row >= k) & (row < end), diagonal, whole)
+        left = torch.where(own & (row >= end), wide, one)
+        whole = left @ whole @ left.mT
+        last, swap = end[:, :, 0] - 1, (swaps[:, k].abs() - 1)[:, None]
+        order = torch.where(line == last, swap, torch.where(line == swap, last, line))
+        order = torch.where(begins[:, k, None], order, line)
+        whole = whole.take_along_dim(order[:, :, None], 1).take_along_dim(order[:, None, :], 2)
+    return whole.view(factors.shape)
 
 
 @facts.residuals(_FACTOR)
