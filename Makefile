@@ -7,7 +7,7 @@ VENV := .venv
 TORCH_VERSIONS := 2.10.0 2.15.0
 TRITON_VERSIONS := 3.6.0 3.9.0
 # Operators and groups that are compiled with each of these releases of Triton.
-VERSION_KERNELS := add gelu pow frexp where igamma rows sorted shared lists attention parts decoding dropped
+VERSION_KERNELS := add gelu pow frexp where igamma rows sorted shared lists convolution_boxes attention parts decoding dropped
 CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py scopes.py)
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt

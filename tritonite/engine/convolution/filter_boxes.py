@@ -155,16 +155,23 @@ def filter_gradient(
     if splits > 1:
         result = slices.partial_gradients(out, problem, splits)
         strides = merged_strides(result)
+    empty_d, empty_h, empty_w = _empty(problem, axes, tile)
     walk = hopper_filters.FilterWalk(
         boxes_d=boxes_d,
         boxes_h=boxes_h,
         boxes_w=boxes_w,
-        empty=tuple(_empty(problem, axes, tile)),
+        empty_d=empty_d,
+        empty_h=empty_h,
+        empty_w=empty_w,
         taps=problem.taps,
         taps_h=axes.height.taps,
         taps_w=axes.width.taps,
-        origins=tuple([axis.origin for axis in axes]),
-        steps=tuple([axis.dilation for axis in axes]),
+        origin_d=axes.depth.origin,
+        origin_h=axes.height.origin,
+        origin_w=axes.width.origin,
+        step_d=axes.depth.dilation,
+        step_h=axes.height.dilation,
+        step_w=axes.width.dilation,
         blocks=_blocks(problem, tile),
         tiles_m=tiles_m,
         tiles_n=tiles_n,

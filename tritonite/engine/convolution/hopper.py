@@ -38,7 +38,8 @@ CONSUMERS = gl.constexpr(2)
 class BoxWalk(NamedTuple):
     """Boxes, taps and blocks that the warps of a program walk along, which do not depend on the number of images.
 
-    Along each dimension a tap reads at position * stride + origin + tap * step.
+    Along each dimension a tap reads at position * stride + origin + tap * step. No field is a tuple: within a loop,
+    Triton 3.6 loses the numbers that are compile-time constants there.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     taps: of a filter; taps_h and taps_w those along height and width.
@@ -52,8 +53,12 @@ class BoxWalk(NamedTuple):
     taps: Any
     taps_h: Any
     taps_w: Any
-    origins: Any
-    steps: Any
+    origin_d: Any
+    origin_h: Any
+    origin_w: Any
+    step_d: Any
+    step_h: Any
+    step_w: Any
     inner: Any
     tiles_n: Any
 
@@ -156,9 +161,9 @@ def _copy_blocks(x, filters, buffers, batch, walk, META: gl.constexpr):
             tap_w = tap % walk.taps_w
             tap_h = tap // walk.taps_w % walk.taps_h
             tap_d = tap // walk.taps_w // walk.taps_h
-            move_d = walk.origins[0] + tap_d * walk.steps[0]
-            move_h, odd_h = met(walk.origins[1] + tap_h * walk.steps[1], STRIDES[0])
-            move_w, odd_w = met(walk.origins[2] + tap_w * walk.steps[2], STRIDES[1])
+            move_d = walk.origin_d + tap_d * walk.step_d
+            move_h, odd_h = met(walk.origin_h + tap_h * walk.step_h, STRIDES[0])
+            move_w, odd_w = met(walk.origin_w + tap_w * walk.step_w, STRIDES[1])
             mbarrier.wait(buffers.free.index(stage), 1 - step // STAGES % 2)
             ready = buffers.ready.index(stage)
             mbarrier.expect(ready, BYTES)

@@ -24,10 +24,11 @@ from tritonite.runtime.libentry import libentry
 class FilterWalk(NamedTuple):
     """Boxes, taps and tiles that the warps of a program walk along, which do not depend on the number of images.
 
-    Along each dimension a tap reads at position * stride + origin + tap * step.
+    Along each dimension a tap reads at position * stride + origin + tap * step. No field is a tuple: within a loop,
+    Triton 3.6 loses the numbers that are compile-time constants there.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
-    empty: positions of the boxes along depth, height and width that do not exist.
+    empty_d, empty_h, empty_w: positions of the boxes along depth, height and width that do not exist.
     taps: of a filter; taps_h and taps_w those along height and width.
     blocks: blocks of input channels.
     tiles_m, tiles_n: pairs of (tap, block of input channels), and blocks of output channels.
@@ -36,12 +37,18 @@ class FilterWalk(NamedTuple):
     boxes_d: Any
     boxes_h: Any
     boxes_w: Any
-    empty: Any
+    empty_d: Any
+    empty_h: Any
+    empty_w: Any
     taps: Any
     taps_h: Any
     taps_w: Any
-    origins: Any
-    steps: Any
+    origin_d: Any
+    origin_h: Any
+    origin_w: Any
+    step_d: Any
+    step_h: Any
+    step_w: Any
     blocks: Any
     tiles_m: Any
     tiles_n: Any
@@ -95,9 +102,9 @@ def _tap_of(unit, walk):
 def _move(unit, walk, STRIDES: gl.constexpr):
     """Return where the first output position meets the input with a tap, and the view of the input (`load_view`)."""
     tap_d, tap_h, tap_w, _ = _tap_of(unit, walk)
-    move_d = walk.origins[0] + tap_d * walk.steps[0]
-    move_h, odd_h = met(walk.origins[1] + tap_h * walk.steps[1], STRIDES[0])
-    move_w, odd_w = met(walk.origins[2] + tap_w * walk.steps[2], STRIDES[1])
+    move_d = walk.origin_d + tap_d * walk.step_d
+    move_h, odd_h = met(walk.origin_h + tap_h * walk.step_h, STRIDES[0])
+    move_w, odd_w = met(walk.origin_w + tap_w * walk.step_w, STRIDES[1])
     return move_d, move_h, move_w, 2 * odd_h + odd_w
 
 
@@ -115,9 +122,9 @@ def _corner(box, move, walk, BOX: gl.constexpr):
     h = rest % walk.boxes_h
     rest = rest // walk.boxes_h
     d = rest % walk.boxes_d
-    first_d = d * BOX[1] - (move_d <= 0).to(gl.int32) * walk.empty[0]
-    first_h = h * BOX[2] - (move_h <= 0).to(gl.int32) * walk.empty[1]
-    first_w = w * BOX[3] - (move_w <= 0).to(gl.int32) * walk.empty[2]
+    first_d = d * BOX[1] - (move_d <= 0).to(gl.int32) * walk.empty_d
+    first_h = h * BOX[2] - (move_h <= 0).to(gl.int32) * walk.empty_h
+    first_w = w * BOX[3] - (move_w <= 0).to(gl.int32) * walk.empty_w
     return rest // walk.boxes_d * BOX[0], first_d, first_h, first_w
 
 

@@ -96,17 +96,19 @@ def boxes(full: bool) -> Iterator[Case]:
     cube = torch.channels_last_3d
     tiles = table.TABLE["nvidia"].boxes
     for dtype, tile in itertools.product((torch.float16, torch.bfloat16)[not full :], tiles):
-        x = torch.empty(2, 64, 1, 28, 28, dtype=dtype).to(memory_format=cube)
+        x = torch.empty(2, 128, 1, 28, 28, dtype=dtype).to(memory_format=cube)
         out = torch.empty(2, 136, 1, 28, 28, dtype=dtype).to(memory_format=cube)
-        weight, bias = torch.empty(136, 64, 1, 3, 3, dtype=dtype).to(memory_format=cube), out.new_empty(136)
+        weight, bias = torch.empty(136, 128, 1, 3, 3, dtype=dtype).to(memory_format=cube), out.new_empty(136)
+        turned = torch.empty(128, 136, 1, 3, 3, dtype=dtype).to(memory_format=cube)
         for label, transposed, epilogue in _box_epilogues(out, full and tile is tiles[0]):
             if tile is not tiles[0] and label not in ("bias", "residual"):
                 continue
             geometry = Geometry((1, 1, 1), (0, 1, 1), (1, 1, 1), 1)
             run = launch.convolve_transposed if transposed else launch.convolve
-            given = (x, weight.transpose(0, 1) if transposed else weight, bias, out, geometry, "ieee", epilogue)
-            for specialization in _by_boxes(run, given, boxes=(tile,), most_splits=1):
-                yield Case(f"{label} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
+            for filters in (weight.transpose(0, 1), turned) if transposed else (weight,):
+                given = (x, filters, bias, out, geometry, "ieee", epilogue)
+                for specialization in _by_boxes(run, given, boxes=(tile,), most_splits=1):
+                    yield Case(f"{label} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
 
 
 @compile_cases("convolution_boxes")
