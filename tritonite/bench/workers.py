@@ -40,7 +40,7 @@ def usual_jobs(count: int) -> int:
 
 
 def waves(count: int, jobs: int) -> Iterator[range]:
-    """Yield the indices of each wave of `count` cases: as many as there are processes, then twice as many each time.
+    """Yield the indices of each wave of `count` cases: one case a process, then twice as many each time.
 
     The first results come soon, and few waves wait for their slowest case.
     """

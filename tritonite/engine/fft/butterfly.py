@@ -149,35 +149,22 @@ def pack(x, RADIX: tl.constexpr):
 
 
 @triton.jit
-def _unpack_2(x):
-    a, b = tl.split(x)
-    return a, b
+def _halves(x):
+    """Return the first and the second half of a vector."""
+    first, second = tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2))))
+    return first, second
 
 
 @triton.jit
-def _unpack_4(x):
-    even, odd = tl.split(tl.reshape(x, (x.shape[0], 2, 2)))
-    a, c = tl.split(even)
-    b, d = tl.split(odd)
-    return a, b, c, d
+def unpack(packed, COUNT: tl.constexpr):
+    """Return the COUNT vectors, a power of 2, that one vector consists of.
 
-
-@triton.jit
-def _unpack_8(x):
-    even, odd = tl.split(tl.reshape(x, (x.shape[0], 4, 2)))
-    a, c, e, g = _unpack_4(even)
-    b, d, f, h = _unpack_4(odd)
-    return a, b, c, d, e, f, g, h
-
-
-@triton.jit
-def unpack(packed, LANES: tl.constexpr, COUNT: tl.constexpr):
-    """Return the COUNT vectors of LANES elements, a power of 2, that one vector consists of."""
-    x = tl.trans(tl.reshape(packed, (COUNT, LANES)))
+    Halves of halves stay in their threads. Vectors taken from a matrix of COUNT columns would be exchanged between
+    threads, because Triton distributes such columns over threads, too.
+    """
+    first, second = _halves(packed)
     if COUNT == 2:
-        result = _unpack_2(x)
-    elif COUNT == 4:
-        result = _unpack_4(x)
+        result = first, second
     else:
-        result = _unpack_8(x)
+        result = unpack(first, COUNT // 2) + unpack(second, COUNT // 2)
     return result

@@ -57,7 +57,7 @@ def _lanes(STAGE: tl.constexpr, META: tl.constexpr):
 def _turn(re, im, roots, index, mask, PAIRED: tl.constexpr):
     """Return re + i im times the conjugate of a root of unity. If `PAIRED`, cos and sin are loaded together.
 
-    Pairs halve the loads. But where threads hold several neighbouring elements they would be exchanged between threads.
+    Pairs halve the loads. But where a thread holds several neighbouring elements, they are exchanged between threads.
     """
     if PAIRED:
         pair = (roots + tl.arange(0, 2)[None, :]) + (2 * index)[:, None]
@@ -112,7 +112,7 @@ def _exchange(x, STAGE: tl.constexpr, META: tl.constexpr):
         source = k * (meta.batch * COUNT) + j * meta.batch + own
     else:
         source = k * (meta.batch * COUNT) + own * COUNT + j
-    return unpack(tl.gather(pack(x, RADIX), source, 0), LANES, ELEMENTS)
+    return unpack(tl.gather(pack(x, RADIX), source, 0), ELEMENTS)
 
 
 @triton.jit
@@ -157,8 +157,7 @@ def transform(
     wait_for_previous_launch()
     meta: tl.constexpr = META
     LAST: tl.constexpr = stages(META) - 1
-    # Of real elements a thread loads or stores several neighbours.
-    PAIRED: tl.constexpr = im is not None and out_im is not None
+    REAL: tl.constexpr = im is None or out_im is None
     first = tl.program_id(0).to(meta.index) * meta.batch
     own, j = _lanes(0, META)
     mask = (first + own < transforms) & (j < butterflies(META, 0))
@@ -171,8 +170,9 @@ def transform(
         x_re, x_im = _read(re, im, base, element, source, mask, META)
         values_re, values_im = append(values_re, x_re.to(meta.compute)), append(values_im, x_im.to(meta.compute))
 
+    # A thread may hold several neighbours of real elements, until they are exchanged after the first stage.
     for stage in tl.static_range(LAST):
-        values_re, values_im = _stage(values_re, values_im, roots, root_step, stage, PAIRED, META)
+        values_re, values_im = _stage(values_re, values_im, roots, root_step, stage, stage > 0 or not REAL, META)
 
     values_re, values_im = butterfly(values_re, values_im, radix_of(META, LAST))
     own, j = _lanes(LAST, META)
@@ -184,7 +184,7 @@ def transform(
         own_element = j + k * butterflies(META, LAST)
         y_re, y_im = values_re[k], values_im[k]
         if meta.twiddled:
-            y_re, y_im = _turn(y_re, y_im, roots, own_element * n, mask, PAIRED)
+            y_re, y_im = _turn(y_re, y_im, roots, own_element * n, mask, True)
         element = own_element * target.step + n * target.inner_step
         offset = base + element.to(meta.index) * target.stride
         stored = mask & (element < target.length)
