@@ -118,7 +118,7 @@ _OTHER = dataclasses.replace(
             dataclasses.replace(_OTHER, dispatch_key="CPU"),
             "dispatch_key is 'CPU': expected another key, because a device is registered",
         ),
-        (dataclasses.replace(_OTHER, dispatch_key="CUDA"), "dispatch_key is 'CUDA': expected PrivateUse1"),
+        (dataclasses.replace(_OTHER, dispatch_key="XPU"), "dispatch_key is 'XPU': expected PrivateUse1"),
         (dataclasses.replace(_OTHER, type="other"), "type is 'other': expected a device type of PyTorch"),
         (dataclasses.replace(_OTHER, aten="xpu"), "aten is 'xpu': expected 'cpu' or 'cuda'"),
         (dataclasses.replace(_OTHER, like="other"), "like is 'other': expected one of 'nvidia', 'amd'"),

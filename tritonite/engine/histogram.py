@@ -81,7 +81,7 @@ class Limits(NamedTuple):
 def _write_edges(edges, flag, extrema):
     """Write the extrema as two edges, by one program; equal extrema are moved by 1 down and up.
 
-    The flag is -1 if an edge is not finite, if the dtype of integers cannot represent it, or if integers are 2**31 or
+    The flag is -1 if an edge is not finite, if the dtype of integers cannot represent it, or if integers are 2**32 or
     more apart; otherwise 0.
     """
     wait_for_previous_launch()
@@ -93,8 +93,8 @@ def _write_edges(edges, flag, extrema):
     if tl.float64 == WIDE:
         held = ((high - low) == (high - low)) & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
     else:
-        # The distance of an integer from `low` is multiplied by the number of bins, and must not overflow.
-        near = (low < high) & (high - low > 0) & (high - low < 2**31)
+        # The distance of an integer from `low` is multiplied by the number of bins, below 2**31, in int64.
+        near = (low < high) & (high - low > 0) & (high - low < 2**32)
         held = near & (low.to(OWN).to(WIDE) == low) & (high.to(OWN).to(WIDE) == high)
     tl.store(flag, tl.where(held, 0, -1).to(tl.int64))
     tl.store(edges, low.to(edges.dtype.element_ty))

@@ -34,7 +34,7 @@ def histc(self, bins=100, min=0, max=0, outs=()):
     if not (math.isfinite(min) and math.isfinite(max)) or min > max:
         raise Decline(f"limits {min} and {max}, which are not finite or in the wrong order")
     # ATen multiplies the distance of an integer from `min` by the number of bins, in int64.
-    if not floating and (builtins.max(abs(min), abs(max)) >= 2**62 or max - min >= 2**31):
+    if not floating and (builtins.max(abs(min), abs(max)) >= 2**62 or max - min >= 2**32):
         raise Decline(f"limits {min} and {max}, between which int64 may overflow")
     if not floating and not (min == int(min) and max == int(max)):
         raise Decline(f"limits {min} and {max}, not integers, for {self.dtype}")

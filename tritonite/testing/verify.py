@@ -398,7 +398,8 @@ def _bind_gradient(info: Any, sample: Any, widen: Callable[[Any], Any] | None) -
             return value.requires_grad_(needed and value.is_floating_point())
 
         arguments = pytree.tree_map(leaf, (sample.input, sample.args, sample.kwargs))
-        result = info.op(arguments[0], *arguments[1], **arguments[2])
+        # OpInfo takes what it may of results that are not unique, such as the size of an eigenvector's elements.
+        result = sample.output_process_fn_grad(info.op(arguments[0], *arguments[1], **arguments[2]))
         leaves = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.requires_grad]
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
         return torch.autograd.grad(outputs, leaves, [_seed(t) for t in outputs], allow_unused=True)

@@ -105,8 +105,8 @@ def boxes(full: bool) -> Iterator[Case]:
                 continue
             geometry = Geometry((1, 1, 1), (0, 1, 1), (1, 1, 1), 1)
             run = launch.convolve_transposed if transposed else launch.convolve
-            for filters in (weight.transpose(0, 1), turned) if transposed else (weight,):
-                given = (x, filters, bias, out, geometry, "ieee", epilogue)
+            for laid in (weight.transpose(0, 1), turned) if transposed else (weight,):
+                given = (x, laid, bias, out, geometry, "ieee", epilogue)
                 for specialization in _by_boxes(run, given, boxes=(tile,), most_splits=1):
                     yield Case(f"{label} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
 

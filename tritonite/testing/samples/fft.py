@@ -105,3 +105,17 @@ facts.may_decline(
     "*: a tensor that is conjugated or negated when it is read",
     "PyTorch resolves the conjugate of the operand by a copy, which is ATen's",
 )
+facts.may_decline(
+    ("fft.hfft", "fft.hfft2", "fft.hfftn", "fft.ifft", "fft.ihfft"),
+    ("gradient",),
+    "*",
+    "ATen copies and scales conjugates in PyTorch's formulas, and OpInfo's samples have lengths of 31",
+)
+facts.may_decline(
+    tuple([f"fft.{kind}fft{dimensions}" for kind in ("", "h", "r", "i", "ih", "ir") for dimensions in ("", "2", "n")]),
+    ("functional", "out=", "gradient"),
+    "*torch.complex32",
+    "PyTorch scales and converts complex numbers in half precision by operators of its own",
+    dtypes=(torch.float16,),
+    device="cuda",
+)

@@ -19,15 +19,6 @@ def _bins(tensors: facts.Tensors) -> dict[str, Any]:
     return {"bins": 7, "min": 0 if finite else -2, "max": 0 if finite else 3}
 
 
-facts.may_decline(
-    ("histc", "histc.out"),
-    ("boundaries-*",),
-    "*",
-    "int64 may overflow between the extrema of integers",
-    dtypes=dtypes.INTS,
-)
-
-
 @facts.arguments("bincount")
 def _weighted(tensors: facts.Tensors) -> dict[str, Any]:
     """Return a vector of small integers, with the floats of the layout as weights."""
