@@ -24,8 +24,8 @@ facts.may_decline(
 facts.may_decline(
     ("polar",),
     ("gradient",),
-    "*: dtype torch.complex*",
-    "its gradient is complex arithmetic, for which there are no kernels",
+    "*",
+    "its gradient is arithmetic of complex numbers and conjugates, for which there are no kernels",
     dtypes=(torch.float32, torch.float64),
 )
 

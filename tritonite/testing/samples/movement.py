@@ -169,12 +169,6 @@ facts.may_decline(
     dtypes=(torch.int32,),
 )
 facts.may_decline(
-    ("polar",),
-    ("gradient",),
-    "*: a tensor that is conjugated or negated when it is read",
-    "the gradient consists of such tensors",
-)
-facts.may_decline(
     ("complex",),
     ("gradient",),
     "*: conversion from torch.bfloat16 to torch.complex32",
