@@ -266,6 +266,23 @@ def test_a_reference_leaves_float64_arguments_as_they_were():
         assert not isinstance(value, torch.Tensor) or torch.equal(value, call.arguments[name]), name
 
 
+@pytest.mark.parametrize("overload", ["_fused_adam_", "_fused_adagrad"])
+def test_no_drawn_weight_decay_cancels_a_gradient(overload):
+    """The step is the quotient of the gradient and its size, or `eps`, so that a cancelled gradient is roundoff."""
+    decays = 0
+    for given in drawn(overload, 100):
+        decay, scale = given["weight_decay"], given["grad_scale"]
+        if not isinstance(decay, float):
+            continue
+        for param, grad in zip(given["self"], given["grads"], strict=True):
+            # PyTorch indexes no tensor of more than 64 dimensions.
+            param, grad = param.double().flatten(), grad.double().flatten() / (1 if scale is None else float(scale))
+            decayed = grad + decay * param * (-1 if given["maximize"] else 1)
+            assert not (decayed.abs() < grad.abs() / 16).any()
+            decays += int((decayed != grad).sum())
+    assert decays > 100
+
+
 def boundaries_of(overload):
     op = tritonite.overloads()[overload]
     return [x for x in samples(op, torch.float32, tritonite.device) if x.label.startswith("boundaries")]

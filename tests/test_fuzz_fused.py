@@ -178,6 +178,18 @@ def test_shapes_dtypes_and_layouts_are_drawn():
     assert any("residual" in each for each in given) and any(each["weight"] is None for each in given)
 
 
+@pytest.mark.parametrize(
+    ("name", "operand", "dim"),
+    [("linear_cross_entropy", "weight", 0), ("linear_dpo", "weight", 0), ("route", "logits", -1)],
+)
+def test_a_head_has_no_equal_rows_and_a_router_no_equal_logits(name, operand, dim):
+    """Equal rows of a head leave roundoff as a gradient, and equal logits an undetermined choice of experts."""
+    calls = [draw_fused(f"tritonite::{name}", 5, number) for number in range(200)]
+    operands = [each.arguments[operand] for each in calls if each.served]
+    assert not any(x.shape[dim] > 1 and x.stride(dim) == 0 for x in operands)
+    assert any(0 in x.stride() for x in operands)
+
+
 @pytest.mark.parametrize("name", named_fused(None))
 def test_a_short_run_finds_nothing(name):
     for number in range(20 if FULL else 2):

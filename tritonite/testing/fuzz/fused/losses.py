@@ -60,10 +60,14 @@ def _linear_cross_entropy_reference(return_z_loss: bool, accumulate_dtype: Any, 
 
 
 def _head(drawer: Drawer, leading: tuple[int, ...], classes: int, dtype: torch.dtype) -> list[Any]:
-    """Draw hidden states, the head's weight and its bias or None."""
+    """Draw hidden states, the head's weight and its bias or None.
+
+    The gradient by hidden states is a product of the logits' gradient, whose elements add up to 0, and the weight. With
+    equal rows for all classes it would be roundoff alone.
+    """
     size = drawer.choice((1, 2, 3, 8, 16, 17, 33))
     bias = drawer.normal((classes,), drawer.parameter_dtype(dtype), 0.8) if drawer.chance(0.5) else None
-    return [drawer.normal((*leading, size), dtype, 0.8), drawer.normal((classes, size), dtype, 0.8), bias]
+    return [drawer.normal((*leading, size), dtype, 0.8), drawer.normal((classes, size), dtype, 0.8, distinct=0), bias]
 
 
 @draws("linear_cross_entropy")
@@ -185,7 +189,7 @@ def _preference(drawer: Drawer, name: str) -> FusedCall:
         target = drawer.laid(drawer.integers(max(2, classes), leading).clamp(max=classes - 1))
     if name == "linear_orpo" or dtype.itemsize == 2:
         # Odds of completions that are almost certain are roundoff, and so are differences of large 16-bit logits.
-        weight = drawer.laid((drawer.fractions(weight.shape) - 0.5).to(dtype), 0.8)
+        weight = drawer.laid((drawer.fractions(weight.shape) - 0.5).to(dtype), 0.8, distinct=0)
     given: dict[str, Any] = {"input": input, "weight": weight, "target": target, "bias": bias}
     given |= _PREFERENCE[name](drawer, leading, classes, dtype)
     reference = functools.partial(_preference_reference, name.removeprefix("linear_"))
