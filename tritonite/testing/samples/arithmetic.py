@@ -33,7 +33,7 @@ facts.may_decline(
 @facts.drawn("mul", "_foreach_mul", "_foreach_div")
 def _of_few_digits(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return factors of one element that 16-bit floats represent: ATen multiplies by a rounded one on a GPU alone."""
-    own, other = arguments["self"], arguments["other"]
+    own, other = arguments["self"], arguments.get("other")
     if isinstance(other, list):
         pairs = zip(own, other, strict=False)
         return arguments | {"other": [*[_rounded([x], y) for x, y in pairs], *other[len(own) :]]}
