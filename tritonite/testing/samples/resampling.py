@@ -77,10 +77,12 @@ _LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 def _taps(sums: facts.Sums, outputs: float) -> float:
     """Return the products of an element over `outputs` outputs, each times what a rounded coordinate changes a weight.
 
-    An output has two taps in each dimension.
+    An output has two taps in each dimension. Operands have their median size.
     """
     largest = max(size for x in sums.tensors for size in (1, *x.shape[2:]))
-    return 2.0 ** (sums.result.dim() - 2) * outputs * max(1.0, (2 * largest * 2**-24 / ATOL[torch.float32]) ** 2)
+    rounded = max(1.0, 2 * largest * 2**-24 / ATOL[torch.float32])
+    size = max(1.0, *(float(x.double().abs().nanmedian()) for x in sums.tensors if x.is_floating_point()))
+    return 2.0 ** (sums.result.dim() - 2) * outputs * (rounded * min(size, 1e30)) ** 2
 
 
 @facts.terms(*_LINEAR)
