@@ -299,6 +299,16 @@ def test_no_infinite_gradient_of_a_resampling_is_drawn(overload):
     assert not any(x.isinf().any() for x in grads) and any(x.isnan().any() for x in grads)
 
 
+@pytest.mark.parametrize("overload", ["grid_sampler_2d", "grid_sampler_3d.out", "grid_sampler_3d_backward"])
+def test_grids_are_drawn_whose_positions_are_numbers_on_a_cpu(overload):
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels have one answer for nan")
+    every = [given["grid"] for given in drawn(overload)]
+    # PyTorch indexes no tensor of more than 64 dimensions.
+    grids = [x.flatten() for x in every if isinstance(x, torch.Tensor) and x.dtype in FLOATS]
+    assert grids and all(x.isfinite().all() for x in grids)
+
+
 @pytest.mark.parametrize("overload", ["mul.Tensor", "div.Tensor", "_foreach_mul.Tensor", "_foreach_div.List"])
 def test_factors_of_one_element_are_drawn_that_16_bit_floats_represent(overload):
     """ATen's CPU kernels multiply by the factor as it is, and GPU kernels by the rounded one."""
