@@ -5,7 +5,7 @@ import torch
 from conftest import FULL
 
 import tritonite
-from tritonite.dtypes import FLOATS, SINGLE_FLOATS
+from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
 from tritonite.install.override import select
 from tritonite.install.python import in_schema_order, record_dry
 from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
@@ -264,6 +264,66 @@ def test_a_reference_leaves_float64_arguments_as_they_were():
     assert not outcome_in_float64(call).raised
     for name, value in before.arguments.items():
         assert not isinstance(value, torch.Tensor) or torch.equal(value, call.arguments[name]), name
+
+
+@pytest.mark.parametrize("overload", ["_fused_adam_", "_fused_adagrad"])
+def test_no_drawn_weight_decay_cancels_a_gradient(overload):
+    """The step is the quotient of the gradient and its size, or `eps`, so that a cancelled gradient is roundoff."""
+    decays = 0
+    for given in drawn(overload, 100):
+        decay, scale = given["weight_decay"], given["grad_scale"]
+        if not isinstance(decay, float):
+            continue
+        for param, grad in zip(given["self"], given["grads"], strict=True):
+            # PyTorch indexes no tensor of more than 64 dimensions.
+            param, grad = param.double().flatten(), grad.double().flatten() / (1 if scale is None else float(scale))
+            decayed = grad + decay * param * (-1 if given["maximize"] else 1)
+            assert not (decayed.abs() < grad.abs() / 16).any()
+            decays += int((decayed != grad).sum())
+    assert decays > 100
+
+
+@pytest.mark.parametrize("overload", ["_upsample_bicubic2d_aa.out", "_upsample_bilinear2d_aa.out"])
+def test_no_drawn_output_has_rows_that_aten_repeats(overload):
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels write rows at any stride")
+    outs = [given["out"] for given in drawn(overload)]
+    assert not any(x.dim() == 4 and x.numel() and x.stride(2) == 1 and x.shape[3] > 1 for x in outs)
+    assert any(x.dim() == 4 and x.numel() and not x.is_contiguous() for x in outs)
+
+
+@pytest.mark.parametrize("overload", ["upsample_linear1d_backward", "_upsample_bilinear2d_aa_backward"])
+def test_no_infinite_gradient_of_a_resampling_is_drawn(overload):
+    every = [given["grad_output"] for given in drawn(overload)]
+    grads = [x.flatten() for x in every if isinstance(x, torch.Tensor) and x.dtype in FLOATS]
+    assert not any(x.isinf().any() for x in grads) and any(x.isnan().any() for x in grads)
+
+
+@pytest.mark.parametrize("overload", ["grid_sampler_2d", "grid_sampler_3d.out", "grid_sampler_3d_backward"])
+def test_grids_are_drawn_whose_positions_are_numbers_on_a_cpu(overload):
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels have one answer for nan")
+    every = [given["grid"] for given in drawn(overload)]
+    # PyTorch indexes no tensor of more than 64 dimensions.
+    grids = [x.flatten() for x in every if isinstance(x, torch.Tensor) and x.dtype in FLOATS]
+    assert grids and all(x.isfinite().all() for x in grids)
+
+
+@pytest.mark.parametrize("overload", ["mul.Tensor", "div.Tensor", "_foreach_mul.Tensor", "_foreach_div.List"])
+def test_factors_of_one_element_are_drawn_that_16_bit_floats_represent(overload):
+    """ATen's CPU kernels multiply by the factor as it is, and GPU kernels by the rounded one."""
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels round the factor")
+    found = 0
+    for given in drawn(overload):
+        own, other = ([x] if not isinstance(x, list) else x for x in (given["self"], given["other"]))
+        for x, y in zip(own, other * len(own) if len(other) == 1 else other, strict=False):
+            floats = isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16)
+            if floats and isinstance(y, torch.Tensor) and y.numel() == 1 and y.dtype in NUMBERS:
+                found += x.dtype is not y.dtype
+                rounded = y.double().to(x.dtype).double()
+                assert torch.equal(rounded, y.double()) or y.isnan() or y.isinf()
+    assert found
 
 
 def boundaries_of(overload):

@@ -156,6 +156,25 @@ def test_quantised_values_may_be_rounded_to_either_side_but_no_further():
     assert shifted(0) is None and shifted(1)[0] == "value"
 
 
+@pytest.mark.parametrize("slack", [0.0, 1.0])
+def test_sums_that_cancel_may_change_as_by_a_rounding_of_the_operands(slack):
+    """The rounded product is 0 for an exact 6e-5, and operands changed by roundings have a sum up to 0.02."""
+    x = torch.tensor([1 + 2**-7, 1 + 2**-6], dtype=torch.bfloat16, device=tritonite.device)
+    given = {"x": x, "y": torch.tensor([1 + 2**-7, -1], dtype=torch.bfloat16, device=tritonite.device)}
+
+    def sum_of_products(x, y):
+        return (x.double() * y.double()).sum().to(torch.float32 if x.dtype is torch.bfloat16 else torch.float64)
+
+    def kind(wrong):
+        def function(x, y):
+            return (x * y).float().sum() + wrong
+
+        found = check_fused(FusedCall("rms_norm", given, sum_of_products, slack=slack, function=function))
+        return found and found[0]
+
+    assert kind(0.0) == (None if slack else "value") and kind(0.5) == "value"
+
+
 def test_a_call_is_the_same_each_time_it_is_drawn():
     for name in named_fused(None):
         first, second = (draw_fused(name, 3, 5) for _ in range(2))
@@ -176,6 +195,18 @@ def test_shapes_dtypes_and_layouts_are_drawn():
     given = [each.arguments for each in calls]
     assert {each["casting"] for each in given} == {"llama", "gemma", "none"}
     assert any("residual" in each for each in given) and any(each["weight"] is None for each in given)
+
+
+@pytest.mark.parametrize(
+    ("name", "operand", "dim"),
+    [("linear_cross_entropy", "weight", 0), ("linear_dpo", "weight", 0), ("route", "logits", -1)],
+)
+def test_a_head_has_no_equal_rows_and_a_router_no_equal_logits(name, operand, dim):
+    """Equal rows of a head leave roundoff as a gradient, and equal logits an undetermined choice of experts."""
+    calls = [draw_fused(f"tritonite::{name}", 5, number) for number in range(200)]
+    operands = [each.arguments[operand] for each in calls if each.served]
+    assert not any(x.shape[dim] > 1 and x.stride(dim) == 0 for x in operands)
+    assert any(0 in x.stride() for x in operands)
 
 
 @pytest.mark.parametrize("name", named_fused(None))

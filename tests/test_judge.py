@@ -78,6 +78,10 @@ def test_infinities_and_nan_are_atens():
     assert judged([-inf], [inf], [inf]).failure is not None
     # A reference that overflows the dtype counts as infinite.
     assert judged([inf], [inf], [1e39]).failure is None
+    # ATen's result may round to a finite number.
+    largest = torch.finfo(torch.float16).max
+    assert judged([inf], [largest - 32], [largest + 20], torch.float16).failure is None
+    assert judged([inf], [largest - 32], [largest + 10], torch.float16).failure is not None
 
 
 def test_dtype_shape_and_strides_are_atens():

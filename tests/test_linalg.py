@@ -54,6 +54,31 @@ def test_sizes_of_tiles(n, dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize("upper", [False, True])
+def test_inverses_by_factors(dtype, upper):
+    factor = torch.linalg.cholesky(definite(3, 5, 5, dtype=dtype), upper=upper)
+    check("cholesky_inverse", factor, upper)
+
+
+@pytest.mark.declines("0 on the diagonal")
+def test_inverses_by_singular_factors_are_atens_on_a_cpu():
+    """ATen raises on a CPU for a diagonal with 0, and on a GPU for no factor."""
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels raise for no factor")
+    factor = torch.linalg.cholesky(definite(2, 5, 5))
+    with tritonite.use_gems(include=["cholesky_inverse"], faster_only=False):
+        for value in (torch.nan, 0.0, 1.0, 0.0):
+            factor[1, 3, 3] = value
+            if value == 0:
+                with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+                    torch.cholesky_inverse(factor)
+            else:
+                assert torch.cholesky_inverse(factor)[0].isfinite().all()
+    own = tritonite.stats()["cholesky_inverse"]
+    assert own.launched + own.replayed == 2 and sum(own.declined.values()) == 2
+
+
+@DTYPES
 def test_several_programs(dtype, monkeypatch):
     """A warp holds few matrices, and a block few right-hand sides, so that each has several programs."""
     small = table.LinalgTable(warp_bytes=256, right_hand_sides=4)

@@ -81,6 +81,19 @@ def test_wrong_classes():
 
 
 @pytest.mark.smoke
+@pytest.mark.declines(r"outside \[0, 1\]")
+@pytest.mark.parametrize("mark", [-0.5, 2.0, float("nan")])
+def test_marks_of_labels_outside_0_to_1_are_atens_on_a_cpu(mark):
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels read any mark")
+    x, target = torch.randn(2, 3, device=tritonite.device), torch.tensor([[0, -1, 0], [2, 1, -1]])
+    marks = torch.tensor([[1.0, 0, 0], [0, 1, mark]])
+    with tritonite.use_gems(include="multilabel*", faster_only=False):
+        with pytest.raises(RuntimeError, match="is_target"):
+            torch.ops.aten.multilabel_margin_loss_backward(torch.ones(()), x, target, 1, marks)
+        torch.ops.aten.multilabel_margin_loss_backward(torch.ones(()), x, target, 1, marks.nan_to_num().clamp(0, 1))
+
+
 def test_through_autograd():
     x, target = normal(6, 5), torch.randint(0, 5, (6, 5), device=tritonite.device)
     target[:, 3] = -1

@@ -59,6 +59,18 @@ def test_equal_rows(p):
     same("_pdist_backward", normal(15), x, p, same("_pdist_forward", x, p))
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("p", [1e-50, 1 + 1e-12, 2 + 1e-12, 1e39, 1e300])
+def test_a_norm_is_chosen_by_p_in_the_dtype_of_the_operands_on_a_cpu(p):
+    """In float32 these numbers are 0, 1, 2 and infinity. ATen's gradients are of the norm of p itself."""
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels choose the norm by p in float64")
+    x = torch.tensor([[1.0, 1, 1], [1, 1, 1], [0.5, 3, 1]], device=tritonite.device)
+    distance = same("_pdist_forward", x, p)
+    same("_pdist_backward", normal(3), x, p, distance)
+    same("_cdist_backward", normal(3, 2), x, x[:2], p, same("_cdist_forward", x, x[:2], p, 2))
+
+
 @pytest.mark.parametrize(("p", "mode"), [(1.0, 0), (2.0, 0), (2.0, 1), (2.0, 2)])
 def test_batches_broadcast(p, mode):
     """Dimensions of batches broadcast, with strides that a view merges and with ones that it does not."""

@@ -139,3 +139,18 @@ def test_padding_beyond_half_the_window_is_refused():
     x = _images(2, 3, 8, 8)
     with tritonite.use_gems(), pytest.raises(RuntimeError, match="pad should be"):
         torch.nn.functional.max_pool2d(x, 2, padding=2)
+
+
+@pytest.mark.declines("channels-last images")
+def test_a_volume_with_the_strides_of_images_is_refused_on_a_cpu():
+    if tritonite.backend.aten != "cpu":
+        pytest.skip("ATen's GPU kernels pool such volumes")
+    x = _images(2, 3, 4, 6, layout="channels-last")
+    with tritonite.use_gems(include="max_pool3d*"), pytest.raises(RuntimeError, match="Unsupported memory format"):
+        torch.ops.aten.max_pool3d_with_indices(x, [2, 2, 2])
+    values, indices = torch.ops.aten.max_pool3d_with_indices(x.contiguous(), [2, 2, 2])
+    for volume, grad in ((x, values), (torch.zeros(2, 6, 8, 12, device=DEVICE), x)):
+        how = [2] * 3, [2] * 3, [0] * 3, [1] * 3, False
+        chosen = indices if grad is values else torch.zeros(2, 3, 4, 6, dtype=torch.int64, device=DEVICE)
+        with tritonite.use_gems(include="max_pool3d*"), pytest.raises(RuntimeError, match="Unsupported memory format"):
+            torch.ops.aten.max_pool3d_with_indices_backward(grad, volume, *how, chosen)

@@ -173,6 +173,21 @@ def test_antialiasing_along_one_dimension(name, device):
     assert served(name)
 
 
+@pytest.mark.parametrize("corners", [False, True], ids=["edges", "corners"])
+@pytest.mark.parametrize("inputs", [(5, 3, 4), (5, 6, 4), (5, 3, 7), (2, 3, 4)])
+def test_a_nan_gradient_spreads_as_in_aten(inputs, corners, device):
+    """ATen's CPU kernels copy along a dimension whose size stays, so that a nan does not reach a neighbour there."""
+    for n, name in enumerate(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), 1):
+        grad = torch.randn(1, 2, *(5, 3, 4)[-n:], device=device)
+        grad[0, 0][(1,) * n] = torch.nan
+        given = grad, grad.shape[2:], (1, 2, *inputs[-n:]), corners
+        operator = getattr(torch.ops.aten, f"{name}_backward")
+        expected = operator(*given)
+        with tritonite.use_gems(include=f"{name}*", faster_only=False):
+            torch.testing.assert_close(operator(*given), expected, equal_nan=True)
+        assert served(f"{name}_backward")
+
+
 def test_deterministic_algorithms_are_served(device):
     """Gradients are gathered in a fixed order."""
     grad = torch.randn(1, 3, 8, 8, device=device)

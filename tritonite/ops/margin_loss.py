@@ -2,6 +2,7 @@
 
 import torch
 import triton
+import triton.language as tl
 
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine import margins
@@ -11,6 +12,7 @@ from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.ops import aten
 from tritonite.ops.loss import MEAN, NONE, SUM
+from tritonite.ops.reduction.logic import all_satisfy, refuse_unless_all
 from tritonite.ops.reduction.sums import added_to_zero
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
@@ -148,11 +150,26 @@ def multilabel_margin_loss_forward(self, target, reduction, outs=()):
     return outs
 
 
+@triton.jit
+def _is_fraction(x):
+    return ((x >= 0) & (x <= 1)).to(tl.int32)
+
+
+_ALL_FRACTIONS = all_satisfy(_is_fraction)
+
+
+def _check_marks(is_target):
+    """Decline, on a CPU, marks of labels outside [0, 1], for which ATen raises. Its GPU kernel reads any number."""
+    if aten.on_cpu() and is_target.numel():
+        refuse_unless_all(_ALL_FRACTIONS, (is_target,), opmath(is_target.dtype), "a mark of a label outside [0, 1]")
+
+
 @operator("multilabel_margin_loss_backward", accepts=FLOATS)
 def multilabel_margin_loss_backward(grad_output, self, target, reduction, is_target, outs=()):
     _check_labels(self, target, reduction, (grad_output, is_target))
     if tuple(is_target.shape) != tuple(target.shape):
         raise Decline(f"is_target of shape {tuple(is_target.shape)} for a target of shape {tuple(target.shape)}")
+    _check_marks(is_target)
     x = _matrix(self)
     (out,) = outs = outputs((grad_output, self, target, is_target), [self.shape], [self.dtype], outs)
     if not x.numel():

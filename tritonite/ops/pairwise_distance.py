@@ -1,7 +1,9 @@
 """Distances between all rows of two matrices (`cdist`) or of one matrix (`pdist`), and their gradients."""
 
+import ctypes
 import math
 
+import torch
 import triton
 import triton.language as tl
 
@@ -15,7 +17,7 @@ from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import square_root, true_divide
-from tritonite.ops.aten import ON_CPU
+from tritonite.ops.aten import ON_CPU, on_cpu
 from tritonite.ops.matmul import precision_of
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
@@ -129,10 +131,19 @@ _POWER_BELOW_2 = Norm(_power, _sum, _inverse_power, _slope_of_low_power)
 _POWER_ABOVE_2 = Norm(_power, _sum, _inverse_power, _slope_of_power)
 
 
-def _norm(p):
+def _check_norm(p):
     if not p >= 0:
         raise Decline(f"p is {p}; it has to be at least 0")
+
+
+def _norm(p):
+    _check_norm(p)
     return _NORMS.get(float(p), _POWER_BELOW_2 if p < 2 else _POWER_ABOVE_2)
+
+
+def _rounded(p, dtype):
+    """Return p in the operands' dtype on a CPU, where ATen chooses the norm of distances by it; unchanged on a GPU."""
+    return ctypes.c_float(p).value if on_cpu() and dtype is torch.float32 else p
 
 
 def _batch_of(x1, x2):
@@ -191,7 +202,8 @@ def euclidean_dist(x1, x2, outs=()):
 
 @operator("_cdist_forward", accepts=FLOATS, pin=("p",))
 def cdist_forward(x1, x2, p, compute_mode, outs=()):
-    batch, norm = _batch_of(x1, x2), _norm(p)
+    batch = _batch_of(x1, x2)
+    _check_norm(p)
     mode = compute_mode or 0
     if mode not in (0, 1, 2):
         raise Decline(f"compute_mode {mode}; 0, 1 and 2 are served")
@@ -212,7 +224,8 @@ def cdist_forward(x1, x2, p, compute_mode, outs=()):
     if by_product:
         _by_product(x1, x2, result)
     else:
-        distances(result, x1, x2, norm, float(p), False)
+        p = _rounded(p, x1.dtype)
+        distances(result, x1, x2, _norm(p), float(p), False)
     return outs
 
 
@@ -263,14 +276,15 @@ def _check_rows(self):
 @operator("_pdist_forward", accepts=FULL_FLOATS, pin=("p",))
 def pdist_forward(self, p=2.0, outs=()):
     _check_rows(self)
-    norm, n = _norm(p), len(self)
+    _check_norm(p)
+    n, p = len(self), _rounded(p, self.dtype)
     (out,) = outs = outputs((self,), [(n * max(n - 1, 0) // 2,)], [self.dtype], outs)
     if out.numel() and out.stride(0) != 1:
         raise Decline("an output that is not contiguous")
     if out.numel() and not self.shape[1]:
         fill_zero(out)
     elif out.numel():
-        distances(out, self[None], self[None], norm, float(p), True)
+        distances(out, self[None], self[None], _norm(p), float(p), True)
     return outs
 
 

@@ -7,6 +7,7 @@ from tritonite.engine.linalg import blocked, launch, triangles
 from tritonite.engine.linalg.substitution import Sweep
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.linalg.checks import (
     blocks_of,
     check_matrices,
@@ -17,6 +18,7 @@ from tritonite.ops.linalg.checks import (
     one_batch,
     refuse_errors,
 )
+from tritonite.ops.reduction.logic import ALL_NONZERO, refuse_unless_all
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
 
@@ -63,10 +65,18 @@ def cholesky_solve(self, A, upper, outs=()):
     return given
 
 
+def _refuse_singular(factor):
+    """Decline, on a CPU, factors with 0 on the diagonal, for which ATen raises. ATen's GPU kernels divide by the 0."""
+    if aten.on_cpu() and factor.numel():
+        diagonal = factor.diagonal(dim1=-2, dim2=-1)
+        refuse_unless_all(ALL_NONZERO, (diagonal,), factor.dtype, "a factor with 0 on the diagonal")
+
+
 @operator("cholesky_inverse", accepts=FULL_FLOATS)
 def cholesky_inverse(self, upper=False, outs=()):
     """Solve for the columns of the identity, of which the lower triangle of the solution is kept."""
     check_matrices(self, square=True)
+    _refuse_singular(self)
     divided = is_solved_by_blocks(self)
     given = outputs((self,), [self.shape], [self.dtype], outs, strides=matrix_strides(self.shape))
     (out,) = given

@@ -13,6 +13,7 @@ from tritonite.engine.iteration import (
     suggests_channels_last,
 )
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.scatter import refuse_if_deterministic
 
 # The integers of a formula over windows: the limits of its loop, then the numbers of `Windows`.
@@ -56,6 +57,12 @@ def strides_of_volumes(images: torch.Tensor, shape: tuple[int, ...]) -> tuple[in
         return format_strides(shape, suggests_channels_last(images))
     strides: tuple[int, ...] = format_strides((1, *shape), has_channels_last(images.unsqueeze(0)))[1:]
     return strides
+
+
+def check_format(volumes: torch.Tensor) -> None:
+    """Decline, on a CPU, volumes without a batch that have the strides of channels-last images: ATen raises."""
+    if aten.on_cpu() and volumes.dim() == 4 and suggests_channels_last(volumes):
+        raise Decline(f"strides {volumes.stride()} of volumes without a batch, as of channels-last images")
 
 
 def decline_where_aten_raises() -> None:

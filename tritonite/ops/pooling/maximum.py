@@ -23,6 +23,7 @@ from tritonite.ops import aten
 from tritonite.ops.pooling.images import (
     NUMBERS,
     batched,
+    check_format,
     check_gradient,
     check_images,
     decline_where_aten_raises,
@@ -219,6 +220,7 @@ def max_pool2d_with_indices(self, kernel_size, stride, padding, dilation, ceil_m
 @operator("max_pool3d_with_indices", accepts=FLOATS)
 def max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode, outs=()):
     check_images(self, 3, 0)
+    check_format(self)
     windows = strided(self.shape[-3:], kernel_size, stride, padding, dilation, ceil_mode)
     return _maximized(self, windows, strides_of_volumes, outs)
 
@@ -238,6 +240,8 @@ def max_pool3d_with_indices_backward(
 ):
     decline_where_aten_raises()
     check_images(self, 3, 0)
+    check_format(self)
+    check_format(grad_output)
     if self.dim() == 4 and strides_of_volumes(self, tuple(self.shape))[0] == 1 and self.shape[0] > 1:
         raise Decline("a channels-last volume without a batch, whose gradient ATen gives another shape")
     windows = strided(self.shape[-3:], kernel_size, stride, padding, dilation, ceil_mode)

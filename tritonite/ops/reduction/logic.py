@@ -44,6 +44,7 @@ def refuse_unless_all(satisfied, inputs, compute, reason):
     refuse_if_negative(flag, reason)
 
 
+ALL_NONZERO = all_satisfy(_nonzero)
 _any = Reduction((0,), _nonzero, _or, only, (torch.int32,))
 _all = Reduction((1,), _nonzero, _and, only, (torch.int32,))
 _count_nonzero = Reduction((0,), _nonzero, add_states, only, (torch.int64,))

@@ -82,8 +82,13 @@ def _first_candidate(index, scale, reach, shift, count, outputs):
 
 
 @triton.jit
-def _tap_weight(scale, output, size, at, taps: tl.constexpr, corners: tl.constexpr):
-    """Return the weight of the input element `at` in an output element, and whether it is one of the taps."""
+def _tap_weight(scale, output, size, at, taps: tl.constexpr, corners: tl.constexpr, stays: tl.constexpr):
+    """Return the weight of the input element `at` in an output element, and whether it is one of the taps.
+
+    Where the size `stays`, the input element with the output's index is the only tap.
+    """
+    if stays:
+        return (output == at).to(scale.dtype), output == at
     indices, weights = taps(scale, output, size, corners)
     is_tap = indices[0] == at
     total = tl.where(is_tap, weights[0], 0.0)
@@ -97,8 +102,8 @@ def _tap_weight(scale, output, size, at, taps: tl.constexpr, corners: tl.constex
     pointer=("grad",),
     integers=("sizes", "outputs", "counts"),
     index=("at",),
-    exact=(*_SCALES, "reach", "shift"),
-    static=("taps", "corners"),
+    exact=(*_SCALES, "reach"),
+    static=("taps", "corners", "stays"),
     accepts=FLOATS,
 )
 def interpolated_backward(
@@ -111,14 +116,18 @@ def interpolated_backward(
     scale1,
     scale2,
     reach,
-    shift,
     taps,
     corners,
+    stays,
 ):
-    """The gradients of all output elements with this element among their taps, times its weight."""
+    """The gradients of all output elements with this element among their taps, times its weight.
+
+    Bit d of `stays` says that the size of dimension d stays.
+    """
     element = grad[0].dtype.element_ty
     DTYPE: tl.constexpr = tl.float64 if element == tl.float64 else tl.float32
     last: tl.constexpr = len(at) - 1
+    shift: tl.constexpr = 0.0 if corners else 0.5
     scales = (scale0, scale1, scale2)
     first = ()
     outer = 1
@@ -133,13 +142,15 @@ def interpolated_backward(
         for d in tl.static_range(last):
             index = first[d] + rest % counts[d]
             rest = rest // counts[d]
-            own, is_tap = _tap_weight(scales[d].to(DTYPE), index, sizes[d], at[d], taps, corners)
+            own, is_tap = _tap_weight(scales[d].to(DTYPE), index, sizes[d], at[d], taps, corners, stays >> d & 1)
             weight, are_taps = weight * own, are_taps & is_tap
             position = position + (index,)
         for k in range(counts[last]):
             # Triton 3.6 wants a variable of a loop to keep the type of the loop around it.
             column = first[last] + k
-            along, is_near = _tap_weight(scales[last].to(DTYPE), column, sizes[last], at[last], taps, corners)
+            along, is_near = _tap_weight(
+                scales[last].to(DTYPE), column, sizes[last], at[last], taps, corners, stays >> last & 1
+            )
             value = read_at(grad, position + (column,), are_taps & is_near, 0.0).to(DTYPE)
             total += weight * along * value
     return total

@@ -52,6 +52,17 @@ def _forward(taps, self, output_size, corners, scales, outs):
     return (out,)
 
 
+def _staying(taps, resampling):
+    """Return bits of the dimensions along which gradients are copied, as in ATen's CPU kernels of linear interpolation.
+
+    A neighbour with a weight of 0 would make nan of a gradient that is nan.
+    """
+    if aten.on_gpu() or taps is not linear_taps:
+        return 0
+    every = zip(resampling.sizes, resampling.outputs, strict=True)
+    return sum(1 << d for d, (size, output) in enumerate(every) if size == output)
+
+
 def _backward(taps, grad_output, output_size, input_size, corners, scales, outs):
     dimensions = len(scales)
     check_sizes(input_size, output_size, dimensions)
@@ -70,9 +81,9 @@ def _backward(taps, grad_output, output_size, input_size, corners, scales, outs)
     reach = shift - radius
     dims = resampling.dims
     counts = resampling.counts(reach, 2 * radius, shift)
-    numbers = (*resampling.padded_scales, reach, shift)
+    numbers = (*resampling.padded_scales, reach)
     operands = (Gathered(grad_output, dims), resampling.sizes, resampling.outputs, counts, dims)
-    interpolated_backward.run((*operands, *numbers, taps, corners), (out,))
+    interpolated_backward.run((*operands, *numbers, taps, corners, _staying(taps, resampling)), (out,))
     return (out,)
 
 

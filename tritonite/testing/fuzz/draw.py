@@ -74,6 +74,8 @@ _STRIDED = (
 )
 # Overloads whose kernels in ATen write beyond outputs that are too small.
 _UNRESIZED = ("rrelu_with_noise.out",)
+# Overloads whose CPU kernels in ATen repeat the first row in an output whose rows are one element apart.
+_ROWS_REPEATED = ("_upsample_bicubic2d_aa.out", "_upsample_bilinear2d_aa.out")
 
 
 class Call(NamedTuple):
@@ -524,7 +526,15 @@ class Drawer:
             else:
                 # A view of an argument without its last or its first element.
                 outs[name] = like[:-1] if self._chance(0.5) else like[1:]
+        if self.device == "cpu" and self.op.overload in _ROWS_REPEATED:
+            outs = {name: _with_rows(x) for name, x in outs.items()}
         return outs
+
+
+def _with_rows(out: Any) -> Any:
+    """Return images whose rows are one element apart in a contiguous layout, or an output as it is."""
+    apart = isinstance(out, torch.Tensor) and out.dim() == 4 and out.stride(2) == 1
+    return out.contiguous() if apart else out
 
 
 def sizes_of(arguments: dict[str, Any]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tritonite import devices
-from tritonite.dtypes import INTS
+from tritonite.dtypes import FLOATS_OF_16_BITS, INTS
 from tritonite.testing.samples import facts
 
 facts.CHOICES["rounding_mode"] = (None, "trunc", "floor")
@@ -30,9 +30,33 @@ facts.may_decline(
 )
 
 
+@facts.drawn("mul", "_foreach_mul", "_foreach_div")
+def _of_few_digits(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return factors of one element that 16-bit floats represent: ATen multiplies by a rounded one on a GPU alone."""
+    own, other = arguments["self"], arguments.get("other")
+    if isinstance(other, list):
+        pairs = zip(own, other, strict=False)
+        return arguments | {"other": [*[_rounded([x], y) for x, y in pairs], *other[len(own) :]]}
+    return arguments | {"other": _rounded(own if isinstance(own, list) else [own], other)}
+
+
+def _rounded(operands: list[Any], number: Any) -> Any:
+    """Truncate a tensor of one element for 16-bit floats among the operands; return anything else as it is."""
+    floats = [x.dtype for x in operands if facts.real(x) and x.dtype in FLOATS_OF_16_BITS]
+    if devices.current.aten != "cpu" or not floats or not facts.real(number) or number.numel() != 1:
+        return number
+    value = number.double()
+    for dtype in floats:
+        # Rounding towards 0 leaves integers in the range of their dtype.
+        digits = torch.frexp(value.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max))
+        value = torch.ldexp((digits.mantissa * 2**8).trunc() / 2**8, digits.exponent).to(dtype).double()
+    return number if number.double().equal(value) or bool(value.isnan()) else torch.full_like(number, value.item())
+
+
 @facts.drawn("div", "floor_divide", "fmod", "remainder")
 def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
     """Avoid quotients without a defined result: integers by 0 on a GPU, and large floats on a CPU."""
+    arguments = _of_few_digits(arguments)
     dividend, divisor = arguments["self"], arguments["other"]
     if devices.current.aten == "cpu" and isinstance(dividend, float):
         # If the quotient has more digits than the dtype, ATen's vector loop returns nan.

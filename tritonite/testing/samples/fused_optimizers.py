@@ -23,6 +23,8 @@ PACKETS = (*ADAM, "_fused_sgd", "_fused_adagrad")
 _LARGEST = 1e18
 _LARGEST_FACTOR = 1e3
 _LARGEST_RATE = 1.0
+# The least size of a gradient with its decay, relative to the gradient without.
+_CANCELLED = 1 / 16
 # ATen decays -0.0 by a product on a CPU, and on CUDA by a difference.
 facts.ZERO_SIGN_UNDEFINED.add("_fused_adamw")
 facts.TENSORS["lr"] = lambda x: torch.full((), 0.01, device=x.device)
@@ -87,7 +89,21 @@ def _like_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
         found["lr"] = max(-_LARGEST_RATE, min(found["lr"], _LARGEST_RATE))
     # Kernels serve the factors that torch.optim accepts.
     betas = [name for name in ("beta1", "beta2") if isinstance(found.get(name), float)]
-    return found | {name: 0.9 for name in betas if not 0 <= found[name] <= 1}
+    found |= {name: 0.9 for name in betas if not 0 <= found[name] <= 1}
+    return found | {"grads": [_beside_decay(found, i) for i in range(len(found["grads"]))]}
+
+
+def _beside_decay(arguments: dict[str, Any], index: int) -> torch.Tensor:
+    """Return the gradient of a parameter, 0 where the weight decay cancels it.
+
+    Adam and Adagrad divide by the size of gradients, or by `eps`: a step may be the roundoff of the cancelled sum.
+    """
+    param, grad = arguments["self"][index], arguments["grads"][index]
+    scale = arguments.get("grad_scale")
+    own = grad.double() if scale is None else grad.double() / scale.double()
+    decay = arguments["weight_decay"] * param.double() * (-1 if arguments["maximize"] else 1)
+    cancelled = (own + decay).abs() < _CANCELLED * own.abs()
+    return _like(grad, grad.masked_fill(cancelled, 0.0))
 
 
 def _in_float64(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -71,6 +71,30 @@ def _weighted_terms(sums: facts.Sums) -> float:
     return max(64.0, (4 * largest * 2**-24 / ATOL[torch.float32]) ** 2)
 
 
+_LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+
+
+def _taps(sums: facts.Sums, outputs: float) -> float:
+    """Return the products of an element over `outputs` outputs, each times what a rounded coordinate changes a weight.
+
+    An output has two taps in each dimension. Operands have their median size.
+    """
+    largest = max(size for x in sums.tensors for size in (1, *x.shape[2:]))
+    rounded = max(1.0, 2 * largest * 2**-24 / ATOL[torch.float32])
+    size = max(1.0, *(float(x.double().abs().nanmedian()) for x in sums.tensors if x.is_floating_point()))
+    return 2.0 ** (sums.result.dim() - 2) * outputs * (rounded * min(size, 1e30)) ** 2
+
+
+@facts.terms(*_LINEAR)
+def _taps_of_an_output(sums: facts.Sums) -> float:
+    return _taps(sums, 1.0)
+
+
+@facts.terms(*(f"{name}_backward" for name in _LINEAR))
+def _taps_of_an_input(sums: facts.Sums) -> float:
+    return _taps(sums, sums.per_element())
+
+
 _SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
 
 
@@ -104,7 +128,18 @@ def _several_columns(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@facts.drawn("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+@facts.drawn(*(f"{name}_backward" for name in (*_LINEAR, "upsample_bicubic2d", *_ANTIALIASED)))
+def _not_infinite(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a gradient that is not infinite: where an input is several taps of an output, ATen adds up its products.
+
+    The product of infinity and a weight of 0 is nan. Tritonite adds up the weights.
+    """
+    arguments, grad = _consistent(arguments), arguments["grad_output"]
+    infinite = facts.real(grad) and bool(grad.isinf().any())
+    return arguments | {"grad_output": grad.masked_fill(grad.isinf(), 0.5) if infinite else grad}
+
+
+@facts.drawn(*_LINEAR)
 def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return finite inputs: where a size stays, ATen's CPU kernels multiply an infinite element by a weight of 0."""
     arguments = _consistent(arguments)

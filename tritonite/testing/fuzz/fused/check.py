@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from tritonite.testing.tolerances import RTOL
 
 # Half a step between neighbours of float8_e4m3fn, relative and near 0, and of int8.
 _STEPS = {torch.float8_e4m3fn: (2.0**-4, 2.0**-10), torch.int8: (0.0, 0.5)}
+# Evaluations of a composition with changed operands.
+_CHANGES = 4
 # Largest number of a quantised dtype, whose roundoff moves a value over a midpoint.
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
@@ -31,6 +34,7 @@ class Evaluated(NamedTuple):
 
 
 Found = tuple[str, str] | None
+Moved = Callable[[], list[Evaluated]]
 
 
 def check_fused(call: FusedCall, begin: Callable[[str], None] = lambda _: None) -> Found:
@@ -45,6 +49,7 @@ def check_fused(call: FusedCall, begin: Callable[[str], None] = lambda _: None) 
     if call.served:
         exact = _of_reference(call, lambda _: torch.float64)
         near = _of_reference(call, lambda dtype: dtype if dtype in FLOATS else torch.float32, torch.float32)
+    moved = functools.cache(lambda: _of_changed_operands(call))
     begin("tritonite")
     with poisoned(), use_gems(include=()):
         for _ in range(2):
@@ -52,7 +57,7 @@ def check_fused(call: FusedCall, begin: Callable[[str], None] = lambda _: None) 
             _require_gradients(call, own)
             try:
                 results = own.run()
-                found = _compared(call, own, results, exact, near)
+                found = _compared(call, own, results, exact, near, moved)
             except Unsupported as error:
                 found = ("declines", str(error)) if call.served else None
             except Exception as error:  # noqa: BLE001 - an operator raises Unsupported, and nothing else
@@ -96,6 +101,28 @@ def _of_reference(
     return _of_reference(call, lambda _: otherwise)
 
 
+def _of_changed_operands(call: FusedCall) -> list[Evaluated]:
+    """Evaluate the composition in float64, several times, with floats changed by up to half a unit in their last place.
+
+    A rounding changes a float as much.
+    """
+    generator = torch.Generator().manual_seed(1)
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS:
+            return value
+        shares = torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5
+        factors = 1 + torch.finfo(value.dtype).eps * shares.to(value.device)
+        return (value.detach().double() * factors).requires_grad_(value.requires_grad)
+
+    return [_of_reference(call.map(changed), lambda _: torch.float64) for _ in range(_CHANGES)]
+
+
+def _each(moved: Moved, field: str, index: int) -> list[torch.Tensor]:
+    """Return one of the results or gradients of all evaluations."""
+    return [getattr(each, field)[index] for each in moved()]
+
+
 def _gradients(results: list[Any], pattern: list[Any], leaves: list[torch.Tensor]) -> list[Any]:
     """Return gradients by leaves through the results that require one where `pattern` does, too.
 
@@ -114,7 +141,9 @@ def _is_differentiable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _compared(call: FusedCall, own: FusedCall, results: Any, exact: Evaluated | None, near: Evaluated | None) -> Found:
+def _compared(
+    call: FusedCall, own: FusedCall, results: Any, exact: Evaluated | None, near: Evaluated | None, moved: Moved
+) -> Found:
     """Compare results, written arguments and gradients; of a call that need not be served, only compute them."""
     flat = pytree.tree_leaves(results)
     if exact is None or near is None:
@@ -133,23 +162,33 @@ def _compared(call: FusedCall, own: FusedCall, results: Any, exact: Evaluated | 
             return "strides", f"result {i} of shape {tuple(value.shape)} has {value.stride()}"
         if wide.requires_grad and not value.requires_grad:
             return "gradient", f"result {i} has no gradient"
-        if failure := _judged(call, value, wide, rounded):
+        if failure := _judged(call, value, wide, rounded, functools.partial(_each, moved, "results", i)):
             return "value", f"result {i}: {failure}"
     found = _gradients(given, exact.results, _leaves(own))
     names = [str(k) for k, each in enumerate(call.tensors) if each.requires_grad]
-    for name, value, wide, rounded in zip(names, found, exact.gradients, near.gradients, strict=True):
+    for i, (name, value, wide, rounded) in enumerate(zip(names, found, exact.gradients, near.gradients, strict=True)):
         if value is None or wide is None:
             present = value if wide is None else wide
             if present is not None and bool(present.any()):
                 return "gradient", f"by tensor {name}: {value} where the composition gives {wide}"
             continue
-        if failure := _judged(call, value, wide, rounded):
+        if failure := _judged(call, value, wide, rounded, functools.partial(_each, moved, "gradients", i)):
             return "gradient", f"by tensor {name}: {failure}"
     return None
 
 
-def _judged(call: FusedCall, own: torch.Tensor, exact: torch.Tensor, near: torch.Tensor | None) -> str | None:
-    """Return the failure of a result, or None. `near` is the composition's result in the operands' dtypes."""
+def _judged(
+    call: FusedCall,
+    own: torch.Tensor,
+    exact: torch.Tensor,
+    near: torch.Tensor | None,
+    moved: Callable[[], list[torch.Tensor]],
+) -> str | None:
+    """Return the failure of a result, or None.
+
+    `near` is the composition's result in the operands' dtypes. `moved` returns its results in float64 for operands that
+    are changed by roundings.
+    """
     # Where elements lie is compared elsewhere, or was given.
     own, exact = own.detach().contiguous(), exact.detach()
     if own.shape != exact.shape:
@@ -166,8 +205,11 @@ def _judged(call: FusedCall, own: torch.Tensor, exact: torch.Tensor, near: torch
     verdict = judge(own, aten, exact, zero_sign=False, terms=terms, cancels=True)
     if verdict.failure is None or not call.slack or not exact.numel() or not own.is_floating_point():
         return verdict.failure
-    # The largest error of sums of products is relative to their largest result.
-    allowed = call.slack * RTOL[call.resolution] * exact.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-3)
+    # The largest error of sums of products is relative to their largest result, or to what a rounding of the operands
+    # changes, where all sums cancel.
+    largest_change = torch.stack([each.detach() - exact for each in moved()]).abs().nan_to_num(0, 0, 0).max()
+    relative = RTOL[call.resolution] * exact.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-3)
+    allowed = call.slack * torch.maximum(relative, largest_change)
     error = (own.double() - exact).abs()
     passed = (error <= allowed) | (own.double() == exact) | (own.isnan() & exact.isnan())
     return None if bool(passed.all()) else verdict.failure

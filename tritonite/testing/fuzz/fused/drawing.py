@@ -152,11 +152,17 @@ class Drawer(random.Random):
         return torch.float32 if self.chance(0.25) else dtype
 
     def normal(
-        self, shape: Sequence[int], dtype: torch.dtype, grad: float = 0.0, layout: bool = True, overlap: bool = True
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        grad: float = 0.0,
+        layout: bool = True,
+        overlap: bool = True,
+        distinct: int | None = None,
     ) -> torch.Tensor:
         """Return normal numbers in a drawn layout; `grad` is the probability that the tensor requires a gradient."""
         values = torch.randn(tuple(shape), generator=self._generator) * self.choice((1.0, 1.0, 1.0, 0.1, 4.0))
-        return self.laid(values.to(dtype), grad, layout, overlap)
+        return self.laid(values.to(dtype), grad, layout, overlap, distinct)
 
     def fractions(self, shape: Sequence[int]) -> torch.Tensor:
         """Return contiguous float32 numbers in [0, 1) on the CPU, for `laid`."""
@@ -172,10 +178,18 @@ class Drawer(random.Random):
         share = self.choice((0.0, 0.0, 0.3, 0.7, 1.0))
         return self.laid(torch.where(self.fractions(shape) < share, ignored, found), 0.0)
 
-    def laid(self, values: torch.Tensor, grad: float = 0.0, layout: bool = True, overlap: bool = True) -> torch.Tensor:
+    def laid(
+        self,
+        values: torch.Tensor,
+        grad: float = 0.0,
+        layout: bool = True,
+        overlap: bool = True,
+        distinct: int | None = None,
+    ) -> torch.Tensor:
         """Return a view with these values on the device, whose memory has other elements before, between and behind.
 
-        Floats beside the view are nan, so that a result that reads them shows it. Expanded views need `overlap`.
+        Floats beside the view are nan, so that a result that reads them shows it. Expanded views need `overlap`. The
+        dimension `distinct` is never expanded, so that its elements differ.
         """
         shape = list(values.shape)
         way = self.choice(("plain", "plain", "offset", "sliced", "strided", "permuted", "transposed", "expanded"))
@@ -183,7 +197,7 @@ class Drawer(random.Random):
         order = list(range(len(shape)))
         if way == "expanded" and overlap:
             dim = self.randrange(len(shape))
-            if shape[dim]:
+            if shape[dim] and (distinct is None or dim != distinct % len(shape)):
                 values = values.narrow(dim, 0, 1)
         elif way == "permuted":
             self.shuffle(order)

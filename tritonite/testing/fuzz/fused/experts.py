@@ -14,9 +14,12 @@ _INDICES = ("experts", "offsets", "inverse")
 
 
 def _logits(drawer: Drawer, leading: tuple[int, ...], n_experts: int, grad: float = 0.8) -> torch.Tensor:
-    """Return logits of a row that differ by more than a rounding, so that the choice of experts is determined."""
+    """Return logits of a row that differ by more than a rounding, so that the choice of experts is determined.
+
+    ATen's scores of equal logits may differ: its vector and scalar loops round exponentials differently.
+    """
     order = drawer.fractions((*leading, n_experts)).argsort(-1)
-    return drawer.laid((order * (6 / max(1, n_experts)) - 3).to(drawer.dtype()), grad)
+    return drawer.laid((order * (6 / max(1, n_experts)) - 3).to(drawer.dtype()), grad, distinct=-1)
 
 
 def _routing(drawer: Drawer, n_experts: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,11 +60,20 @@ def _linear_cross_entropy_reference(return_z_loss: bool, accumulate_dtype: Any, 
     return _loss(losses.linear_cross_entropy, return_z_loss, **given)
 
 
+def _small_weight(drawer: Drawer, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Draw the weight of a head whose logits differ little."""
+    return drawer.laid((drawer.fractions(shape) - 0.5).to(dtype), 0.8, distinct=0)
+
+
 def _head(drawer: Drawer, leading: tuple[int, ...], classes: int, dtype: torch.dtype) -> list[Any]:
-    """Draw hidden states, the head's weight and its bias or None."""
+    """Draw hidden states, the head's weight and its bias or None.
+
+    The gradient by hidden states is a product of the logits' gradient, whose elements add up to 0, and the weight. With
+    equal rows for all classes it would be roundoff alone.
+    """
     size = drawer.choice((1, 2, 3, 8, 16, 17, 33))
     bias = drawer.normal((classes,), drawer.parameter_dtype(dtype), 0.8) if drawer.chance(0.5) else None
-    return [drawer.normal((*leading, size), dtype, 0.8), drawer.normal((classes, size), dtype, 0.8), bias]
+    return [drawer.normal((*leading, size), dtype, 0.8), drawer.normal((classes, size), dtype, 0.8, distinct=0), bias]
 
 
 @draws("linear_cross_entropy")
@@ -185,9 +195,15 @@ def _preference(drawer: Drawer, name: str) -> FusedCall:
         target = drawer.laid(drawer.integers(max(2, classes), leading).clamp(max=classes - 1))
     if name == "linear_orpo" or dtype.itemsize == 2:
         # Odds of completions that are almost certain are roundoff, and so are differences of large 16-bit logits.
-        weight = drawer.laid((drawer.fractions(weight.shape) - 0.5).to(dtype), 0.8)
+        weight = _small_weight(drawer, weight.shape, dtype)
     given: dict[str, Any] = {"input": input, "weight": weight, "target": target, "bias": bias}
     given |= _PREFERENCE[name](drawer, leading, classes, dtype)
+    if name == "linear_grpo" and given["beta"]:
+        # The divergence is exponential: for a large difference of logits its gradient is infinite, or roundoff.
+        given["weight"] = _small_weight(drawer, weight.shape, dtype)
+        if isinstance(given["reference"], fused.LinearHead):
+            own = given["reference"]
+            given["reference"] = own._replace(weight=_small_weight(drawer, own.weight.shape, dtype).detach())
     reference = functools.partial(_preference_reference, name.removeprefix("linear_"))
     # The metrics are detached values of the loss's own terms.
     function = functools.partial(_without_metrics, name)
