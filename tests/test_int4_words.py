@@ -5,11 +5,19 @@ import torch
 
 import tritonite
 from tritonite.engine.gemm import select
+from tritonite.engine.quantized.table import aten_multiplies_words_faster
 from tritonite.errors import Decline
 from tritonite.testing.samples import facts, samples
 
 convert = tritonite.overloads()["_convert_weight_to_int4pack"]
 product = tritonite.overloads()["_weight_int4pack_mm"]
+
+
+@pytest.fixture(autouse=True)
+def every_call():
+    """Serve calls for which ATen is faster, too."""
+    with tritonite.use_gems(include=(), faster_only=False):
+        yield
 
 
 def numbers_of(packed, N):
@@ -76,6 +84,11 @@ def test_slices_of_k(monkeypatch):
     of_tables = select.of_tables
     monkeypatch.setattr(select, "of_tables", lambda *given: of_tables(*given)._replace(splits=2))
     check(5, 24, 256, 32, 4)
+
+
+def test_few_rows_of_few_terms_are_left_to_aten():
+    assert aten_multiplies_words_faster(8, 4096)
+    assert not aten_multiplies_words_faster(9, 4096) and not aten_multiplies_words_faster(8, 8192)
 
 
 def test_no_rows():

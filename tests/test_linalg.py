@@ -7,6 +7,7 @@ import torch
 from conftest import served
 
 import tritonite
+from tritonite import devices
 from tritonite.engine import iteration
 from tritonite.engine.linalg import table
 from tritonite.errors import Decline
@@ -221,8 +222,24 @@ def test_what_declines():
         ops["linalg_inv_ex"](matrices(2, 2), check_errors=True)
     with pytest.raises(Decline, match="float32 or float64"):
         ops["linalg_lu_factor_ex"](matrices(2, 2).to(torch.complex64))
-    assert table.aten_is_faster(100, 100, 1) and not table.aten_is_faster(100, 100, 1000)
-    assert not table.aten_is_faster(16, 16, 1) and not table.aten_is_faster(100, 100, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "side", "count", "dtype", "slower"),
+    [
+        *(("qr", 8, 20, torch.float32, False), ("qr", 8, 19, torch.float32, True), ("qr", 3, 20, torch.float32, True)),
+        *(("qr", 33, 20, torch.float32, True), ("qr", 8, 20, torch.float64, True)),
+        *(
+            ("eigh", 8, 1, torch.float64, False),
+            ("lu", 8, 1000, torch.float32, True),
+            ("lu", 8, 0, torch.float32, False),
+        ),
+    ],
+)
+def test_batches_that_were_measured_faster(method, side, count, dtype, slower, monkeypatch):
+    faster = ("qr", table.Faster(4, 32, 20)), ("eigh", table.Faster(1, 64, 1, double=True))
+    monkeypatch.setitem(table.LINALG, devices.current.kind, table.LinalgTable(faster=faster))
+    assert table.aten_is_faster(method, side, count, dtype) is slower
 
 
 FUNCTIONS = {

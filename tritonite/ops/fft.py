@@ -40,7 +40,7 @@ def _check(self, dim, normalization, accepts, last=None):
     real = _REAL_OF.get(self.dtype, self.dtype)
     for length in lengths:
         plan.check_length(length, real)
-    decline_if_slower(any(aten_is_faster(length) for length in lengths))
+    decline_if_slower(aten_is_faster(lengths, last is not None and real is torch.float32))
     return lengths
 
 

@@ -8,12 +8,13 @@ from tritonite.dtypes import FLOATS, SINGLE_FLOATS
 from tritonite.engine.gemm.work import Epilogue
 from tritonite.engine.outputs import outputs
 from tritonite.engine.quantized.products import int4_words_product, int8_product
+from tritonite.engine.quantized.table import aten_multiplies_words_faster
 from tritonite.engine.quantized.tensor_core_words import pack
 from tritonite.errors import Decline
 from tritonite.ops import aten
 from tritonite.ops.activation import silu
 from tritonite.registry import operator, scalar_kernel
-from tritonite.runtime.contract import empty
+from tritonite.runtime.contract import decline_if_slower, empty
 
 _silu_formula = silu.formula
 
@@ -76,6 +77,7 @@ def _weight_int4pack_mm(self, mat2, qGroupSize, qScaleAndZeros, outs=()):
         raise Decline(f"operands of {self.dtype} and {qScaleAndZeros.dtype}; bfloat16 is served")
     if tuple(qScaleAndZeros.shape) != (K // qGroupSize, N, 2):
         raise Decline(f"scales and zeros of shape {tuple(qScaleAndZeros.shape)}, not {(K // qGroupSize, N, 2)}")
+    decline_if_slower(aten_multiplies_words_faster(M, K))
     (out,) = outs = outputs((self, mat2, qScaleAndZeros), [(M, N)], [self.dtype], outs)
     int4_words_product(self, mat2, qScaleAndZeros, qGroupSize, out)
     return outs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tritonite import devices
@@ -16,8 +17,8 @@ class FftTable(NamedTuple):
     `kept_roots`: the longest transform for which a recorded call keeps its roots of unity in device memory.
     `elements`: elements of a program, if there are enough transforms.
     `elements_per_thread`: elements of a program for each of its threads.
-    `faster_up_to`: the longest transforms that are faster than ATen's. ATen serves all others unless `faster_only` is
-        off; none has been measured.
+    `faster_to_real`: the longest transforms to float32 that were measured faster than ATen's, which copies its operand:
+        of one dimension, and of two. ATen serves all others unless `faster_only` is off.
     """
 
     longest: int = 8192
@@ -25,10 +26,11 @@ class FftTable(NamedTuple):
     kept_roots: int = 2**14
     elements: int = 2048
     elements_per_thread: int = 16
-    faster_up_to: int = 0
+    faster_to_real: tuple[int, ...] = ()
 
 
 TABLE: Tables[FftTable] = Tables("fft", dict.fromkeys(devices.KINDS, FftTable()))
+TABLE["nvidia"] = FftTable(faster_to_real=(1024, 256))
 # Blocks in the interpreter are large because every block costs milliseconds of Python.
 TABLE["interpreter"] = FftTable(elements=16384)
 
@@ -38,6 +40,7 @@ def fft_table() -> FftTable:
     return TABLE[devices.current.kind]
 
 
-def aten_is_faster(length: int) -> bool:
-    """Return whether ATen's library is faster at transforms of a length."""
-    return length > fft_table().faster_up_to
+def aten_is_faster(lengths: Sequence[int], to_float32: bool) -> bool:
+    """Return whether ATen's library was not measured slower at transforms of these lengths."""
+    longest = fft_table().faster_to_real
+    return not to_float32 or len(lengths) > len(longest) or max(lengths) > longest[len(lengths) - 1]

@@ -16,6 +16,18 @@ from tritonite.runtime.contract import settings
 _LEAST_SIDE = 4
 
 
+class Faster(NamedTuple):
+    """Batches that a method solves faster than ATen: sides of matrices, and the fewest matrices.
+
+    double: also in float64, which has not been measured. ATen solves one matrix after another there, too.
+    """
+
+    least_side: int
+    most_side: int
+    batch: int
+    double: bool = False
+
+
 class LinalgTable(NamedTuple):
     """Parameters of a kind of device.
 
@@ -24,14 +36,12 @@ class LinalgTable(NamedTuple):
     warp_bytes: bytes of a tile that one warp holds.
     most_warps: warps of the largest program.
     right_hand_sides: most columns of a block of right-hand sides.
-    least_batch: for sides of a tile, the fewest matrices for which ATen is not expected to be faster.
     most_rotated: the most columns that a program rotates by Jacobi's methods, which hold two tiles in registers.
     rotated_bytes: `warp_bytes` of Jacobi's methods.
     rotated_block: columns of the blocks that Jacobi's methods divide larger matrices into, whose tiles have two.
-    least_rotated: `least_batch` of Jacobi's methods, by the number of columns.
     block: rows and columns of the blocks that larger matrices are divided into.
-    measured: the two bounds on batches have been measured. Until then, and where matrices are divided into blocks, ATen
-        serves all batches unless `faster_only` is off.
+    faster: by method, the batches that were measured faster than ATen's. ATen serves all others, and matrices that
+        are divided into blocks, unless `faster_only` is off.
     """
 
     largest: int = 128
@@ -39,16 +49,28 @@ class LinalgTable(NamedTuple):
     warp_bytes: int = 4096
     most_warps: int = 16
     right_hand_sides: int = 32
-    least_batch: tuple[tuple[int, int], ...] = ((32, 1), (64, 8), (128, 32))
     most_rotated: int = 64
     rotated_bytes: int = 2048
     rotated_block: int = 32
-    least_rotated: tuple[tuple[int, int], ...] = ((32, 1), (64, 8))
     block: int = 64
-    measured: bool = False
+    faster: tuple[tuple[str, Faster], ...] = ()
 
 
 LINALG: Tables[LinalgTable] = Tables("linalg", dict.fromkeys(devices.KINDS, LinalgTable()))
+# Where ATen solves one matrix after another, batches are bounded by its time a matrix and the kernels' for a thousand.
+LINALG["nvidia"] = LinalgTable(
+    faster=(
+        ("cholesky_solve", Faster(1, 12, 1000)),
+        ("eigh", Faster(33, 64, 8, double=True)),
+        ("inverse", Faster(1, 32, 1000)),
+        ("ldl", Faster(1, 32, 1, double=True)),
+        ("qr", Faster(1, 64, 16, double=True)),
+        ("slogdet", Faster(1, 64, 1000)),
+        ("solve", Faster(1, 8, 1000)),
+        ("svd", Faster(33, 64, 8, double=True)),
+        ("triangular", Faster(1, 32, 1000)),
+    )
+)
 
 
 class Tile(NamedTuple):
@@ -101,18 +123,13 @@ def rotates_whole(rows: int, columns: int, dtype: torch.dtype) -> bool:
     return columns <= linalg_table().most_rotated and fits_tile(rows, columns, dtype)
 
 
-def _too_few(bounds: tuple[tuple[int, int], ...], side: int, n_matrices: int) -> bool:
-    return 0 < n_matrices < next((count for largest, count in bounds if side <= largest), 1)
-
-
-def aten_is_faster(rows: int, columns: int, n_matrices: int) -> bool:
-    """Return whether a batch has too few matrices of this size to be worth a launch."""
-    return _too_few(linalg_table().least_batch, max(rows, columns), n_matrices)
-
-
-def aten_rotates_faster(columns: int, n_matrices: int) -> bool:
-    """Return whether a batch has too few matrices with this number of columns to be worth rotating."""
-    return _too_few(linalg_table().least_rotated, columns, n_matrices)
+def aten_is_faster(method: str, side: int, n_matrices: int, dtype: torch.dtype) -> bool:
+    """Return whether a method was not measured faster than ATen's for a batch; never for one without matrices."""
+    faster = dict(linalg_table().faster).get(method)
+    if faster is None:
+        return n_matrices > 0
+    serves = faster.least_side <= side <= faster.most_side and n_matrices >= faster.batch
+    return n_matrices > 0 and not (serves and (faster.double or dtype is torch.float32))
 
 
 def whole_matrices(rows: int, columns: int, n_matrices: int, dtype: torch.dtype, warp_bytes: int = 0) -> Tile:

@@ -11,7 +11,6 @@ from tritonite.dtypes import FULL_FLOATS
 from tritonite.engine.iteration import broadcast_shape, contiguous_strides
 from tritonite.engine.linalg.table import (
     aten_is_faster,
-    aten_rotates_faster,
     check_panels,
     check_size,
     fits_tile,
@@ -21,10 +20,6 @@ from tritonite.engine.linalg.table import (
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.runtime.contract import decline_if_slower, empty_strided
-
-
-def _decline_if_slower(slower: bool) -> None:
-    decline_if_slower(slower or not linalg_table().measured)
 
 
 def check_matrices(*tensors: torch.Tensor, square: bool = False) -> None:
@@ -44,25 +39,26 @@ def check_square(tensor: torch.Tensor) -> None:
         raise Decline(f"matrices of {tensor.shape[-2]} by {tensor.shape[-1]}; square ones are served")
 
 
-def check_factored(*tensors: torch.Tensor) -> None:
-    """Decline matrices larger than a tile, and batches for which ATen is expected to be faster."""
+def check_factored(*tensors: torch.Tensor, method: str) -> None:
+    """Decline matrices larger than a tile, and those for which ATen is faster by a method of the table."""
     for x in tensors:
         rows, columns = x.shape[-2:]
         check_size(rows, columns, x.dtype)
-        _decline_if_slower(aten_is_faster(rows, columns, math.prod(x.shape[:-2])))
+        decline_if_slower(aten_is_faster(method, max(rows, columns), math.prod(x.shape[:-2]), x.dtype))
 
 
-def is_blocked(x: torch.Tensor, panels: bool = False) -> bool:
+def is_blocked(x: torch.Tensor, method: str, panels: bool = False) -> bool:
     """Return whether matrices are divided into blocks because no program holds one.
 
-    ATen is expected to be faster than blocks, and than tiles for small batches: `faster_only` declines both. `panels`
+    ATen is expected to be faster than blocks, and is faster than some tiles: `faster_only` declines both. `panels`
     means that each panel has all rows of a matrix, which bounds their number. A batch without matrices is not divided.
+    `method` is one of the table's.
     """
     rows, columns = x.shape[-2:]
     if not math.prod(x.shape[:-2]):
         return False
     if fits_tile(rows, columns, x.dtype):
-        check_factored(x)
+        check_factored(x, method=method)
         return False
     if panels:
         check_panels(rows, columns, x.dtype)
@@ -70,10 +66,10 @@ def is_blocked(x: torch.Tensor, panels: bool = False) -> bool:
     return True
 
 
-def is_solved_by_blocks(right: torch.Tensor) -> bool:
+def is_solved_by_blocks(right: torch.Tensor, method: str) -> bool:
     """Return whether right-hand sides have more rows than a program holds, which `faster_only` declines."""
     if right.shape[-2] <= linalg_table().largest:
-        check_solved(right)
+        check_solved(right, method)
         return False
     decline_if_slower(right.numel() > 0)
     return right.numel() > 0
@@ -97,27 +93,27 @@ def one_batch(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(0) if x.dim() == 2 else x.flatten(0, -3)
 
 
-def is_rotated_by_blocks(x: torch.Tensor) -> bool:
+def is_rotated_by_blocks(x: torch.Tensor, method: str) -> bool:
     """Return whether Jacobi's methods divide matrices into blocks of columns because no program rotates all.
 
-    ATen is expected to be faster than blocks, and than tiles for small batches: `faster_only` declines both. A batch
+    ATen is expected to be faster than blocks, and is faster than some tiles: `faster_only` declines both. A batch
     without matrices, and matrices without elements, are not divided.
     """
     rows, columns = x.shape[-2:]
     if not x.numel():
         return False
     if rotates_whole(rows, columns, x.dtype):
-        _decline_if_slower(aten_rotates_faster(columns, math.prod(x.shape[:-2])))
+        decline_if_slower(aten_is_faster(method, columns, math.prod(x.shape[:-2]), x.dtype))
         return False
     decline_if_slower(True)
     return True
 
 
-def check_solved(right: torch.Tensor) -> None:
-    """Decline right-hand sides with more rows than a tile, and batches for which ATen is expected to be faster."""
+def check_solved(right: torch.Tensor, method: str) -> None:
+    """Decline right-hand sides with more rows than a tile, and those for which ATen is faster by a method."""
     n = right.shape[-2]
     check_size(n, 1, right.dtype)
-    _decline_if_slower(aten_is_faster(n, 1, math.prod(right.shape[:-2])))
+    decline_if_slower(aten_is_faster(method, n, math.prod(right.shape[:-2]), right.dtype))
 
 
 def refuse_errors(check_errors: bool) -> None:

@@ -28,7 +28,7 @@ def linalg_cholesky_ex(self, upper=False, check_errors=False, outs=()):
     """Eliminate a column after the other of matrices in registers (Golub and Van Loan, section 4.2)."""
     refuse_errors(check_errors)
     check_matrices(self, square=True)
-    divided = is_blocked(self)
+    divided = is_blocked(self, "cholesky")
     shapes, dtypes = [self.shape, self.shape[:-2]], [self.dtype, torch.int32]
     factor, info = outs = outputs((self,), shapes, dtypes, outs, (self,), matrix_strides(self.shape))
     if not divided:
@@ -53,7 +53,7 @@ def cholesky_solve(self, A, upper, outs=()):
     check_matrices(self, A)
     if A.shape[:-1] != self.shape[:-1] or A.shape[-1] != A.shape[-2]:
         raise Decline(f"factors of shape {tuple(A.shape)} for right-hand sides of shape {tuple(self.shape)}")
-    divided = is_solved_by_blocks(self)
+    divided = is_solved_by_blocks(self, "cholesky_solve")
     given = outputs((self, A), [self.shape], [self.dtype], outs, (self,), matrix_strides(self.shape))
     (out,) = given
     if not divided:
@@ -77,7 +77,7 @@ def cholesky_inverse(self, upper=False, outs=()):
     """Solve for the columns of the identity, of which the lower triangle of the solution is kept."""
     check_matrices(self, square=True)
     _refuse_singular(self)
-    divided = is_solved_by_blocks(self)
+    divided = is_solved_by_blocks(self, "cholesky_inverse")
     given = outputs((self,), [self.shape], [self.dtype], outs, strides=matrix_strides(self.shape))
     (out,) = given
     if not divided:

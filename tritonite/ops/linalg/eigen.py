@@ -56,7 +56,7 @@ def linalg_eigh(A, UPLO="L", compute_v=True, outs=()):
     check_matrices(A, square=True)
     if UPLO.upper() not in ("L", "U"):
         raise Decline(f"UPLO {UPLO!r}")
-    divided = is_rotated_by_blocks(A)
+    divided = is_rotated_by_blocks(A, "eigh")
     shapes = [A.shape[:-1], A.shape if compute_v else (0,)]
     strides = [None, matrix_strides(shapes[1])]
     if outs:
@@ -131,7 +131,7 @@ def linalg_svd(A, full_matrices=False, compute_uv=True, driver=None, outs=()):
     *batch, rows, columns = A.shape
     inner = min(rows, columns)
     tall = A if rows >= columns else A.mT
-    divided = is_rotated_by_blocks(tall)
+    divided = is_rotated_by_blocks(tall, "svd")
     if divided:
         check_panels(*tall.shape[-2:], A.dtype)
     sides = (rows, columns) if full_matrices else (inner, inner)

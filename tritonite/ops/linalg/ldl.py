@@ -23,7 +23,7 @@ def linalg_ldl_factor_ex(self, hermitian=False, check_errors=False, outs=()):
     """Eliminate one or two columns at a time (Bunch and Kaufman 1977); real matrices are symmetric either way."""
     refuse_errors(check_errors)
     check_matrices(self, square=True)
-    check_factored(self)
+    check_factored(self, method="ldl")
     shapes, dtypes = [self.shape, self.shape[:-1], self.shape[:-2]], [self.dtype, torch.int32, torch.int32]
     outs = outputs((self,), shapes, dtypes, outs, (self,), matrix_strides(self.shape))
     launch.ldl(*outs, self)
@@ -40,7 +40,7 @@ def linalg_ldl_solve(LD, pivots, B, hermitian=False, outs=()):
     if LD.shape[-1] != B.shape[-2]:
         raise Decline(f"factors of shape {tuple(LD.shape)} for right-hand sides of shape {tuple(B.shape)}")
     factors, right = broadcast_batch(LD, B)
-    check_solved(right)
+    check_solved(right, "ldl_solve")
     outs = outputs((LD, pivots, B), [right.shape], [B.dtype], outs, (B,), matrix_strides(right.shape))
     launch.solve_ldl(outs[0], right, factors, pivots.expand(factors.shape[:-1]))
     return outs

@@ -139,7 +139,7 @@ def linalg_lstsq(self, b, rcond=None, driver=None, outs=()):
     if right.shape[:-1] != A.shape[:-1] or not A.numel() or not right.numel():
         raise Decline(f"matrices of shape {tuple(A.shape)} for right-hand sides of shape {tuple(b.shape)}")
     tall = A.shape[-2] >= A.shape[-1]
-    divided = is_blocked(A if tall else A.mT, panels=True)
+    divided = is_blocked(A if tall else A.mT, "least_squares", panels=True)
     outs = _results(A, right, vector)
     solution = outs[0].unsqueeze(-1) if vector else outs[0]
     if tall:

@@ -48,7 +48,7 @@ def linalg_lu_factor_ex(A, pivot=True, check_errors=False, outs=()):
     refuse_errors(check_errors)
     _check_pivot(pivot)
     check_matrices(A)
-    divided = is_blocked(A, panels=True)
+    divided = is_blocked(A, "lu", panels=True)
     shapes, dtypes = [A.shape, _pivots_of(A), A.shape[:-2]], [A.dtype, torch.int32, torch.int32]
     outs = outputs((A,), shapes, dtypes, outs, (A,), matrix_strides(A.shape))
     _factor(*outs, A, divided, pivot)
@@ -104,7 +104,7 @@ def linalg_lu(A, pivot=True, outs=()):
     """Factor, and write the permutation matrix and the two factors apart."""
     _check_pivot(pivot)
     check_matrices(A)
-    divided = is_blocked(A, panels=True)
+    divided = is_blocked(A, "lu", panels=True)
     outs = outputs((A,), _unpacked_shapes(A, True, pivot), [A.dtype] * 3, outs)
     factors, pivots = _scratch(A)
     _factor(factors, pivots, None, A, divided, pivot)
@@ -118,7 +118,7 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True, outs=())
     check_matrices(LU_data)
     if unpack_pivots and (LU_pivots.dtype is not torch.int32 or LU_pivots.shape != _pivots_of(LU_data)):
         raise Decline(f"pivots of {LU_pivots.dtype} and shape {tuple(LU_pivots.shape)}")
-    divided = is_blocked(LU_data)
+    divided = is_blocked(LU_data, "lu_unpack")
     shapes = _unpacked_shapes(LU_data, unpack_data, unpack_pivots)
     outs = outputs((LU_data, LU_pivots), shapes, [LU_data.dtype] * 3, outs)
     _unpack(outs, LU_data, LU_pivots if unpack_pivots else None, unpack_data, unpack_pivots, divided)
@@ -160,7 +160,7 @@ def linalg_lu_solve(LU, pivots, B, left=True, adjoint=False, outs=()):
     if LU.shape[-1] != B.shape[-2 if left else -1]:
         raise Decline(f"factors of shape {tuple(LU.shape)} for right-hand sides of shape {tuple(B.shape)}")
     factors, right = broadcast_batch(LU, B)
-    divided = is_solved_by_blocks(right if left else right.mT)
+    divided = is_solved_by_blocks(right if left else right.mT, "lu_solve")
     given = (LU, pivots, B)
     outs = outputs(given, [right.shape], [B.dtype], outs, (B,), matrix_strides(right.shape, left))
     _solve(outs[0], right, factors, pivots.expand(factors.shape[:-1]), left, adjoint, divided)
@@ -172,7 +172,7 @@ def linalg_inv_ex(A, check_errors=False, outs=()):
     """Factor, and solve for the columns of the identity."""
     refuse_errors(check_errors)
     check_matrices(A, square=True)
-    divided, by_blocks = is_blocked(A, panels=True), is_solved_by_blocks(A)
+    divided, by_blocks = is_blocked(A, "inverse", panels=True), is_solved_by_blocks(A, "inverse")
     shapes, dtypes = [A.shape, A.shape[:-2]], [A.dtype, torch.int32]
     inverse, info = outs = outputs((A,), shapes, dtypes, outs, (A,), matrix_strides(A.shape))
     factors, pivots = _scratch(A)
@@ -195,7 +195,7 @@ def linalg_solve_ex(A, B, left=True, check_errors=False, outs=()):
         raise Decline(f"matrices of shape {tuple(A.shape)} for right-hand sides of shape {tuple(B.shape)}")
     batch = broadcast_shape([A.shape[:-2], right.shape[:-2]])
     right = right.expand(*batch, *right.shape[-2:])
-    divided, by_blocks = is_blocked(A, panels=True), is_solved_by_blocks(right if left else right.mT)
+    divided, by_blocks = is_blocked(A, "solve", panels=True), is_solved_by_blocks(right if left else right.mT, "solve")
     shape = right.shape[:-1] if vector else right.shape
     shapes, dtypes = [shape, A.shape, A.shape[:-1], A.shape[:-2]], [A.dtype, A.dtype, torch.int32, torch.int32]
     outs = fresh_or_given((A, B), shapes, dtypes, outs, [matrix_strides(shape, left), matrix_strides(A.shape)])
@@ -225,7 +225,7 @@ def _factor_with_determinant(factors, pivots, A, divided, value, logarithm=None)
 def linalg_det(A, outs=()):
     """Multiply the pivots as they are found."""
     check_matrices(A, square=True)
-    divided = is_blocked(A, panels=True)
+    divided = is_blocked(A, "det", panels=True)
     shapes, dtypes = [A.shape[:-2], A.shape, A.shape[:-1]], [A.dtype, A.dtype, torch.int32]
     result, factors, pivots = outs = fresh_or_given((A,), shapes, dtypes, outs, [None, matrix_strides(A.shape)])
     _factor_with_determinant(factors, pivots, A, divided, result)
@@ -236,7 +236,7 @@ def linalg_det(A, outs=()):
 def linalg_slogdet(A, outs=()):
     """Add up the logarithms of the pivots as they are found."""
     check_matrices(A, square=True)
-    divided = is_blocked(A, panels=True)
+    divided = is_blocked(A, "slogdet", panels=True)
     batch = A.shape[:-2]
     shapes, dtypes = [batch, batch, A.shape, A.shape[:-1]], [A.dtype, A.dtype, A.dtype, torch.int32]
     outs = fresh_or_given((A,), shapes, dtypes, outs, [None, None, matrix_strides(A.shape)])

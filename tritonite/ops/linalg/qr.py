@@ -22,7 +22,7 @@ from tritonite.runtime.contract import empty, empty_strided
 def geqrf(self, outs=()):
     """Clear a column after the other by a reflector (Golub and Van Loan, section 5.2)."""
     check_matrices(self)
-    divided = is_blocked(self, panels=True)
+    divided = is_blocked(self, "geqrf", panels=True)
     shapes = [self.shape, (*self.shape[:-2], min(self.shape[-2:]))]
     outs = outputs((self,), shapes, [self.dtype] * 2, outs, (self,), matrix_strides(self.shape))
     if not divided:
@@ -52,7 +52,7 @@ def _form_by_blocks(q, packed, taus):
 def linalg_qr(A, mode="reduced", outs=()):
     """Factor by reflectors, and apply them to the columns of the identity."""
     check_matrices(A)
-    divided = is_blocked(A, panels=True)
+    divided = is_blocked(A, "qr", panels=True)
     *batch, rows, columns = A.shape
     if mode not in ("reduced", "complete", "r"):
         raise Decline(f"mode {mode!r}")
@@ -94,7 +94,7 @@ def linalg_householder_product(input, tau, outs=()):
     _check_reflectors(input, tau)
     if input.shape[-1] > input.shape[-2]:
         raise Decline(f"reflectors of shape {tuple(input.shape)}; as many rows as columns are served")
-    divided = is_solved_by_blocks(input)
+    divided = is_solved_by_blocks(input, "reflectors")
     outs = outputs((input, tau), [input.shape], [input.dtype], outs, strides=matrix_strides(input.shape))
     if divided:
         _form_by_blocks(outs[0], one_batch(input), _one_batch_of_vectors(tau))
@@ -115,7 +115,7 @@ def ormqr(self, input2, input3, left=True, transpose=False, outs=()):
         raise Decline(
             f"{taus.shape[-1]} reflectors of shape {tuple(packed.shape)} for matrices of shape {tuple(other.shape)}"
         )
-    divided = is_solved_by_blocks(other if left else other.mT)
+    divided = is_solved_by_blocks(other if left else other.mT, "reflectors")
     given = (packed, taus, other)
     outs = outputs(given, [other.shape], [other.dtype], outs, (other,), matrix_strides(other.shape))
     (product,) = outs

@@ -26,7 +26,7 @@ def _check(matrices, right, left):
     if matrices.shape[-1] != right.shape[-2 if left else -1]:
         raise Decline(f"triangles of shape {tuple(matrices.shape)} for right-hand sides of shape {tuple(right.shape)}")
     matrices, right = broadcast_batch(matrices, right)
-    return matrices, right, is_solved_by_blocks(right if left else right.mT)
+    return matrices, right, is_solved_by_blocks(right if left else right.mT, "triangular")
 
 
 def _solve(out, right, matrices, sweep, divided):
