@@ -195,9 +195,13 @@ def disagreement(actual: torch.Tensor, expected: torch.Tensor, minimum: float) -
 
 
 def similarity(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the least similarity of rows: like the cosine, but lowered by a difference in length too."""
+    """Return the least similarity of rows: like the cosine, but lowered by a difference in length too.
+
+    Two rows of zeros have a similarity of 1.
+    """
     own, aten = actual.double(), expected.double()
-    return float((2 * (own * aten).sum(-1) / ((own * own).sum(-1) + (aten * aten).sum(-1))).min())
+    size = (own * own).sum(-1) + (aten * aten).sum(-1)
+    return float(torch.where(size == 0, 1.0, 2 * (own * aten).sum(-1) / size).min())
 
 
 def _times(ways: Ways, rounds: int) -> tuple[dict[str, Timing], dict[str, Timing]]:

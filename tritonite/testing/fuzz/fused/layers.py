@@ -79,8 +79,9 @@ def _layer_norm(drawer: Drawer, name: str) -> FusedCall:
     given["eps"] = _epsilon(drawer, width)
     if name == "skip_layer_norm" or drawer.chance(0.4):
         given["residual"] = drawer.normal(shape, dtype, 0.8)
-        if width == 1 and dtype.itemsize == 2:
-            # An element alone is its own mean: gradients that are 0 are the rounding of the sum that is saved.
+        equal = width == 1 or (given["x"].stride(-1) == 0 and given["residual"].stride(-1) == 0)
+        if equal and dtype.itemsize == 2:
+            # Equal elements are their own mean: gradients are amplified roundings of the sum that is saved.
             given = {each: x.detach() if isinstance(x, torch.Tensor) else x for each, x in given.items()}
     return FusedCall(name, given, layers.layer_norm, slack=_slack(given))
 
