@@ -32,7 +32,7 @@ class QuantizedTable(NamedTuple):
         Config(128, 64, 64, 4, 4, 0.7, transposed=True),
         Config(64, 32, 128, 4, 3, 0.35, transposed=True),
     )
-    # Products of 4-bit words of at most so many rows, with fewer elements along K, are left to ATen.
+    # Products of 4-bit words with at most `words_rows` rows and fewer than `words_k` terms are left to ATen.
     words_rows: int = 8
     words_k: int = 8192
     # Elements of a program that quantises, packs or dequantises, and the most columns of its block.
@@ -66,6 +66,6 @@ def quantized_table() -> QuantizedTable:
 
 
 def aten_multiplies_words_faster(rows: int, terms: int) -> bool:
-    """Return whether ATen is faster at a product of rows by a weight of 4-bit words, with sums of so many terms."""
+    """Return whether ATen is faster at a product of rows by a weight of 4-bit words, with sums of `terms` products."""
     table = quantized_table()
     return rows <= table.words_rows and terms < table.words_k
