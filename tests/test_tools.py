@@ -300,6 +300,18 @@ def test_a_suite_in_parts_repeats_what_has_not_passed(tmp_path):
     assert "assert 0" in record.with_suffix(".failures").read_text()
 
 
+def test_records_of_a_suite_are_merged(tmp_path):
+    first, second, into = (tmp_path / name for name in ("first.txt", "second.txt", "all.gz"))
+    first.write_text("failed\ta\tGPU\tb.py::b\npassed\ta\tGPU\ta.py::a\n")
+    second.write_text("passed\tb\tGPU\tb.py::b\n")
+    tool = load("suite_by_parts")
+    assert tool.merge(into, [first]) == {"failed": 1, "passed": 1}
+    before = into.read_bytes()
+    assert tool.merge(into, []) and into.read_bytes() == before
+    assert tool.merge(into, [second]) == {"passed": 2}
+    assert tool.passed_tests([into], "b") == {"b.py::b"}
+
+
 def test_a_suite_in_parts_ends_when_time_is_up(tmp_path):
     (tmp_path / "test_slow.py").write_text(
         "import time, pytest\n\n@pytest.mark.parametrize('i', range(9))\n"

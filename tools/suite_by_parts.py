@@ -2,10 +2,14 @@
 
     PYTHONPATH=. python tools/suite_by_parts.py --record RECORD [--earlier FILE...] [--seconds 500] [ARGUMENTS...]
 
+    PYTHONPATH=. python tools/suite_by_parts.py --record docs/benchmarks/gpu_suite.gz --merge RECORD...
+
 RECORD gets a line for each test that ends, at once: its outcome, the commit, the device and its name. Lines follow
 those of earlier calls. A test is left out if RECORD or an earlier file, which may be compressed by gzip, says that it
 has passed; `--since COMMIT` counts only what has passed at that commit. Failures are written to RECORD.failures, too.
 Exits as pytest does: 0 if all remaining tests have passed, and 2 if time was up first. ARGUMENTS are pytest's.
+
+The second form adds the last outcomes of other records to a compressed one, and prints the number of each outcome.
 """
 
 from __future__ import annotations
@@ -16,17 +20,32 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a record, which may be compressed."""
+    return (gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text()).splitlines()
+
+
+def merge(into: Path, records: list[Path]) -> Counter[str]:
+    """Write the last line of each test, by name, to a compressed record. Return how many tests have each outcome."""
+    last = {}
+    for file in [*([into] if into.exists() else []), *records]:
+        last.update({line.split("\t")[3]: line for line in _lines(file)})
+    # Without a time, so that equal records are equal files.
+    into.write_bytes(gzip.compress("".join(f"{last[name]}\n" for name in sorted(last)).encode(), mtime=0))
+    return Counter(line.split("\t")[0] for line in last.values())
 
 
 def passed_tests(files: list[Path], commit: str | None = None) -> set[str]:
     """Return the names of tests that have passed, by files of records, at a commit or at any."""
     passed = set()
     for file in files:
-        text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text()
-        for line in text.splitlines():
+        for line in _lines(file):
             outcome, at, _, name = line.split("\t")
             if outcome == "passed" and commit in (None, at):
                 passed.add(name)
@@ -83,10 +102,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--earlier", type=Path, action="append", default=[])
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="RECORD")
     parser.add_argument("--since")
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--commit", default=_commit(), help="by default that of the working tree")
     options, arguments = parser.parse_known_args()
+    if options.merge:
+        print(
+            ", ".join(f"{count} {outcome}" for outcome, count in sorted(merge(options.record, options.merge).items()))
+        )
+        return 0
     options.record.touch()
     import torch
 
