@@ -18,7 +18,8 @@ class FftTable(NamedTuple):
     `elements`: elements of a program, if there are enough transforms.
     `elements_per_thread`: elements of a program for each of its threads.
     `faster_to_real`: the longest transforms to float32 that were measured faster than ATen's, which copies its operand:
-        of one dimension, and of two. ATen serves all others unless `faster_only` is off.
+        of one dimension, and of two. ATen serves all others unless `faster_only` is off. The kernels have changed since
+        they were measured.
     """
 
     longest: int = 8192
@@ -30,7 +31,6 @@ class FftTable(NamedTuple):
 
 
 TABLE: Tables[FftTable] = Tables("fft", dict.fromkeys(devices.KINDS, FftTable()))
-TABLE["nvidia"] = FftTable(faster_to_real=(1024, 256))
 # Blocks in the interpreter are large because every block costs milliseconds of Python.
 TABLE["interpreter"] = FftTable(elements=16384)
 
