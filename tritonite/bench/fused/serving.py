@@ -48,10 +48,13 @@ def _latents(make: Make, shape: Shape) -> list[torch.Tensor]:
 
 
 def _over_plain_latents(query, cache, table, lengths):
-    """Attend to the cache's memory viewed as (sequences, 1, rows, elements), shared by all heads."""
+    """Attend to the cache's memory viewed as (sequences, 1, rows, elements), with heads as the queries of one head.
+
+    ATen repeats keys and values for grouped queries whose head size it has no fused kernel for.
+    """
     rows = cache.view(len(table), 1, -1, cache.shape[-1])
-    given = {"scale": _SCALE, "enable_gqa": True}
-    return functional.scaled_dot_product_attention(query.unsqueeze(2), rows, rows[..., :_LATENT], **given).squeeze(2)
+    given = query.unsqueeze(1), rows, rows[..., :_LATENT]
+    return functional.scaled_dot_product_attention(*given, scale=_SCALE).squeeze(1)
 
 
 def _mla_decode(query, cache, table, lengths):
