@@ -14,8 +14,8 @@ from tritonite.bench.drawing import Call, Source, exactly, family, log_uniform, 
 # Sides of matrices: of covariances, of blocks of preconditioners, of poses and Jacobians. Batches of them.
 _SIDES = (4, 4, 6, 8, 8, 12, 16, 16, 24, 32, 32, 48, 64)
 _BATCHES = (1000, 8000)
-# ATen's solvers for eigenvalues and singular values take about a millisecond a matrix.
-_ROTATED, _FEWEST = ("_linalg_eigh", "_linalg_svd"), 1000
+# ATen's solvers for eigenvalues and singular values take about a millisecond a matrix: the least batch is drawn.
+_ROTATED = ("_linalg_eigh", "_linalg_svd")
 # Sides of one matrix that is divided into blocks.
 _LARGE_SIDES = (256, 256, 384, 512, 512, 768, 1024, 1536, 2048)
 # Lengths of signals and spectra: of windows of audio, of long convolutions, of images' sides. Signals of a batch.
@@ -58,7 +58,7 @@ def _linalg(random: Source) -> Call:
     arguments, keywords = _MATRICES[name]
     n, most = random.choice(_SIDES), random.sizes.most
     n = min(n, int(most**0.25))
-    B = _FEWEST if name in _ROTATED else log_uniform(random, _BATCHES)
+    B = _BATCHES[0] if name in _ROTATED else log_uniform(random, _BATCHES)
     B = max(1, min(B, most // (16 * n * n)))
     return Call(name, name, exactly(lambda make: arguments(make, B, n), **keywords))
 

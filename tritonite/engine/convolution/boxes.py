@@ -144,6 +144,14 @@ def choose(sizes: Sizes, device: torch.device) -> BoxTile:
     return min(table().boxes, key=cost)
 
 
+def tap_fields(problem: Problem, axes: Axes) -> dict[str, int]:
+    """Return the fields of `hopper.BoxWalk` and `hopper_filters.FilterWalk` that say where taps read."""
+    fields = {"taps": problem.taps, "taps_h": axes.height.taps, "taps_w": axes.width.taps}
+    for letter, axis in zip("dhw", axes, strict=True):
+        fields |= {f"origin_{letter}": axis.origin, f"step_{letter}": axis.dilation}
+    return fields
+
+
 def convolve(
     problem: Problem,
     input: torch.Tensor,
@@ -171,15 +179,7 @@ def convolve(
         boxes_d=boxes_d,
         boxes_h=boxes_h,
         boxes_w=boxes_w,
-        taps=problem.taps,
-        taps_h=axes.height.taps,
-        taps_w=axes.width.taps,
-        origin_d=axes.depth.origin,
-        origin_h=axes.height.origin,
-        origin_w=axes.width.origin,
-        step_d=axes.depth.dilation,
-        step_h=axes.height.dilation,
-        step_w=axes.width.dilation,
+        **tap_fields(problem, axes),
         inner=-(-problem.channels // tile.block_k),
         tiles_n=tiles_n,
     )

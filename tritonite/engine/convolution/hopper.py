@@ -38,8 +38,8 @@ CONSUMERS = gl.constexpr(2)
 class BoxWalk(NamedTuple):
     """Boxes, taps and blocks that the warps of a program walk along, which do not depend on the number of images.
 
-    Along each dimension a tap reads at position * stride + origin + tap * step. No field is a tuple: within a loop,
-    Triton 3.6 loses the numbers that are compile-time constants there.
+    Along each dimension a tap reads at position * stride + origin + tap * step. No field is a tuple:
+    within a loop, Triton 3.6 loses compile-time constants in a tuple within a tuple.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     taps: of a filter; taps_h and taps_w those along height and width.

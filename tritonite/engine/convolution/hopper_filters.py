@@ -24,8 +24,8 @@ from tritonite.runtime.libentry import libentry
 class FilterWalk(NamedTuple):
     """Boxes, taps and tiles that the warps of a program walk along, which do not depend on the number of images.
 
-    Along each dimension a tap reads at position * stride + origin + tap * step. No field is a tuple: within a loop,
-    Triton 3.6 loses the numbers that are compile-time constants there.
+    Along each dimension a tap reads at position * stride + origin + tap * step. No field is a tuple:
+    within a loop, Triton 3.6 loses compile-time constants in a tuple within a tuple.
 
     boxes_d, boxes_h, boxes_w: boxes along depth, height and width.
     empty_d, empty_h, empty_w: positions of the boxes along depth, height and width that do not exist.

@@ -149,7 +149,7 @@ def pack(x, RADIX: tl.constexpr):
 
 
 @triton.jit
-def _halves(x):
+def _split_in_two(x):
     """Return the first and the second half of a vector."""
     first, second = tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2))))
     return first, second
@@ -159,10 +159,10 @@ def _halves(x):
 def unpack(packed, COUNT: tl.constexpr):
     """Return the COUNT vectors, a power of 2, that one vector consists of.
 
-    Halves of halves stay in their threads. Vectors taken from a matrix of COUNT columns would be exchanged between
-    threads, because Triton distributes such columns over threads, too.
+    Splitting in two again and again leaves elements in their threads. Vectors taken from a matrix of COUNT columns
+    would be exchanged between threads, because Triton distributes such columns over threads, too.
     """
-    first, second = _halves(packed)
+    first, second = _split_in_two(packed)
     if COUNT == 2:
         result = first, second
     else:

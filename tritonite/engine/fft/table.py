@@ -18,8 +18,7 @@ class FftTable(NamedTuple):
     `elements`: elements of a program, if there are enough transforms.
     `elements_per_thread`: elements of a program for each of its threads.
     `faster_to_real`: the longest transforms to float32 that were measured faster than ATen's, which copies its operand:
-        of one dimension, and of two. ATen serves all others unless `faster_only` is off. The kernels have changed since
-        they were measured.
+        of one dimension, and of two. ATen serves all others unless `faster_only` is off.
     """
 
     longest: int = 8192

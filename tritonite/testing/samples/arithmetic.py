@@ -25,7 +25,7 @@ facts.may_decline(
     ("polar",),
     ("gradient",),
     "*",
-    "its gradient is arithmetic of complex numbers and conjugates, for which there are no kernels",
+    "its gradient is complex arithmetic with conjugates, for which there are no kernels",
     dtypes=(torch.float32, torch.float64),
 )
 

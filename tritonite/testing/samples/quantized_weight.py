@@ -34,6 +34,9 @@ def _matrices(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | No
 @facts.terms(_PACKET)
 def _terms(sums: facts.Sums) -> float:
     """Return the number of terms of an element, each times the square of its largest possible value."""
+    if len(sums.tensors) < 3:
+        # Without elements along K there are no terms.
+        return 1.0
     x, weight, scales = sums.tensors
     rounded = x.shape[-1] * (_largest(x) * _largest(weight) * _largest(scales)) ** 2
     return max(1.0, rounded, truncated_terms([x, weight.to(x.dtype)], x.shape[-1]) * _largest(scales) ** 2)
