@@ -101,14 +101,14 @@ CANCELLING: set[str] = set()
 class MayDecline:
     """Samples that a kernel may decline: an exception to the rule that kernels serve all samples that ATen accepts.
 
-    `names` of overloads or OpInfo functions, `labels` of samples and the `reason` of the decline are globs. Every name
-    and label must match a decline somewhere. `why` justifies the exception. Empty `dtypes` stand for all, an empty
-    `device` for every kind.
+    `names` of overloads or OpInfo functions, `labels` of samples and the `reason` of the decline, or several, are
+    globs. Every name and label must match a decline somewhere. `why` justifies the exception. Empty `dtypes` stand for
+    all, an empty `device` for every kind.
     """
 
     names: tuple[str, ...]
     labels: tuple[str, ...]
-    reason: str
+    reason: str | tuple[str, ...]
     why: str
     dtypes: tuple[torch.dtype, ...] = ()
     device: str = ""
@@ -119,12 +119,13 @@ class MayDecline:
 
     def covers(self, name: str, label: str, dtype: torch.dtype, reason: str) -> bool:
         """Return whether the exception allows a decline."""
+        reasons = (self.reason,) if isinstance(self.reason, str) else self.reason
         return (
             self.here()
             and any(fnmatch.fnmatchcase(name, glob) for glob in self.names)
             and any(fnmatch.fnmatchcase(label, glob) for glob in self.labels)
             and (not self.dtypes or dtype in self.dtypes)
-            and fnmatch.fnmatchcase(reason, self.reason)
+            and any(fnmatch.fnmatchcase(reason, glob) for glob in reasons)
         )
 
 
@@ -136,7 +137,7 @@ NOT_REACHED = "no overload of the catalog was reached"
 def may_decline(
     names: tuple[str, ...],
     labels: tuple[str, ...],
-    reason: str,
+    reason: str | tuple[str, ...],
     why: str,
     *,
     dtypes: tuple[torch.dtype, ...] = (),

@@ -108,7 +108,11 @@ facts.may_decline(
 facts.may_decline(
     ("fft.hfft", "fft.hfft2", "fft.hfftn", "fft.ifft", "fft.ihfft"),
     ("gradient",),
-    "*",
+    (
+        "*: dtype torch.complex*",
+        "*: a tensor that is conjugated or negated when it is read",
+        "*; lengths whose prime factors are 2, 3, 5 and 7 are served",
+    ),
     "ATen copies and scales conjugates in PyTorch's formulas, and OpInfo's samples have lengths of 31",
 )
 facts.may_decline(
