@@ -47,7 +47,9 @@ def test_codes_of_singular_matrices():
     x = torch.zeros(2, 3, 3, device=tritonite.device)
     x[1, 0, 0] = 1
     (_, pivots, info), (_, expected, code) = check(FACTOR, x)
-    assert torch.equal(pivots, expected) and info.tolist() == code.tolist() == [1, 2]
+    assert torch.equal(pivots, expected) and info.tolist() == [1, 2]
+    # Of several zeros on the diagonal LAPACK names the first, cuSOLVER another.
+    assert torch.equal(info, code) if x.is_cpu else bool((code > 0).all())
 
 
 def test_several_programs_and_64_bit_offsets(monkeypatch):

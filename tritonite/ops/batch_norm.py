@@ -338,7 +338,9 @@ def batch_norm_update_stats(input, running_mean, running_var, momentum, outs=())
     """Mean and variance of each channel; the running statistics move towards them in place."""
     check_floats(input)
     running = running_pair(running_mean, running_var)
-    parameters = parameters_dtype(input, *running)
+    # ATen's kernel for GPUs converts between the statistics of a float64 input and float32 ones that they update.
+    converted = aten.on_gpu() and input.dtype is torch.float64 and {each.dtype for each in running} == {torch.float32}
+    parameters = torch.float32 if converted else parameters_dtype(input, *running)
     dims, _ = channels_of(input, *running)
     if input.numel() == input.shape[1]:
         raise Decline("one element a channel")

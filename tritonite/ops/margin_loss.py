@@ -1,5 +1,7 @@
 """Margin losses of rows of scores, with one class a row or several, and their gradients."""
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -50,6 +52,8 @@ def _check_classes(self, target, p, margin, weight, reduction, others=()):
     _check(self, target, reduction, (*others, *(() if weight is None else (weight,))))
     if isinstance(margin, (bool, complex)):
         raise Decline(f"margin is {margin}; an int or a float is served")
+    if torch.finfo(self.dtype).max < abs(margin) < math.inf:
+        raise Decline(f"margin is {margin}, which overflows {self.dtype}")
     if isinstance(p, complex) or not abs(p) < 3 or int(p) not in (1, 2):
         raise Decline(f"p is {p}; 1 and 2 are served")
     rows, classes = _matrix(self).shape

@@ -180,8 +180,9 @@ def _wav2vec2(workload: Workload, kind: str) -> tuple[Any, torch.Tensor]:
     if workload.tiny:
         sizes = {**_NARROW, "vocab_size": 16, "conv_dim": (8, 8), "conv_kernel": (10, 3), "conv_stride": (5, 2)}
         sizes |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
-    # Wav2Vec2Config's defaults are the base size. Masks of sound would be drawn by NumPy.
-    config = Wav2Vec2Config(**sizes, apply_spec_augment=False, ctc_zero_infinity=True)
+    # Wav2Vec2Config's defaults are the base size. Masks of sound would be drawn by NumPy, and layers left out at random
+    # would make no two steps alike.
+    config = Wav2Vec2Config(**sizes, apply_spec_augment=False, layerdrop=0.0, ctc_zero_infinity=True)
     return workload.from_config(config, kind), workload.noise(210 if workload.tiny else 4 * 16000)
 
 

@@ -78,8 +78,9 @@ def _like_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
     tensors = [x for x in drawn if x.dtype is drawn[0].dtype and is_dense(x.shape, x.stride())]
     given = _states(tensors or [torch.ones(3, device=devices.current.type)]) or {}
     found = arguments | {name: given[name] for name in arguments if name in given}
-    if isinstance(found["lr"], torch.Tensor) and found["lr"].numel() != 1:
-        found["lr"] = facts.TENSORS["lr"](found["lr"])
+    if isinstance(found["lr"], torch.Tensor):
+        rate = found["lr"] if found["lr"].numel() == 1 else facts.TENSORS["lr"](found["lr"])
+        found["lr"] = rate.clamp(-_LARGEST_RATE, _LARGEST_RATE) if rate.dtype in dtypes.FLOATS else rate
     # A step that overflows is infinite, nan or finite by the order of ATen's factors, which differs between devices.
     for name in ("lr", "lr_decay", "weight_decay", "eps"):
         if isinstance(found.get(name), float):

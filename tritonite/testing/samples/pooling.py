@@ -182,7 +182,8 @@ def _volumes(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
 def _chosen_by(rank: int, names: tuple[str, ...], forward: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the indices of the maxima, or any in the image where there are none.
 
-    ATen adds gradients at any index, also at one outside the windows, and on a CPU outside the image.
+    ATen adds gradients at any index, also at one outside the windows, and on a CPU outside the image. Of fewer indices
+    than gradients of fractional pooling it reads beyond the last one.
     """
     x, indices, grad = arguments["self"], arguments["indices"], arguments["grad_output"]
     if not all(isinstance(value, torch.Tensor) for value in (x, indices, grad)):
@@ -198,6 +199,8 @@ def _chosen_by(rank: int, names: tuple[str, ...], forward: str, arguments: dict[
         return arguments
     if results is not None and results[1].shape == indices.shape:
         return arguments | {"indices": results[1]}
+    if "random_samples" in names and indices.shape != grad.shape:
+        indices = torch.zeros_like(grad, dtype=torch.int64)
     return arguments | {"indices": facts.within(indices, 0, x.shape[-rank:].numel() - 1)}
 
 
