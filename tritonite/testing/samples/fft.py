@@ -118,8 +118,8 @@ facts.may_decline(
 facts.may_decline(
     tuple([f"fft.{kind}fft{dimensions}" for kind in ("", "h", "r", "i", "ih", "ir") for dimensions in ("", "2", "n")]),
     ("functional", "out=", "gradient"),
-    "*torch.complex32",
-    "PyTorch scales and converts complex numbers in half precision by operators of its own",
+    ("*torch.complex32", "*: a tensor that is conjugated or negated when it is read"),
+    "PyTorch scales, conjugates and converts complex numbers in half precision by operators of its own",
     dtypes=(torch.float16,),
     device="cuda",
 )

@@ -213,6 +213,16 @@ for _rank in (2, 3):
         facts.drawn(_backward)(functools.partial(_chosen_by, _rank, _names, _forward))
 
 
+def _whole_size(rank: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return an output size of `rank` numbers: on a GPU ATen reads beyond a shorter one."""
+    size = arguments["output_size"]
+    return arguments if len(size) >= rank else arguments | {"output_size": [*size, *[1] * (rank - len(size))]}
+
+
+for _rank in (2, 3):
+    facts.drawn(f"_adaptive_avg_pool{_rank}d")(functools.partial(_whole_size, _rank))
+
+
 @facts.drawn("max_unpool2d", "max_unpool3d")
 def _places(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return indices in the image, and equal values: which of several at one index remains is undefined."""
