@@ -195,3 +195,11 @@ def test_float32_has_a_tolerance():
     """Formulas are computed in float32, and not rounded to it from a wider dtype."""
     exact = drawn()
     assert judge(towards_zero(exact, torch.float32), exact.float(), exact).failure is None
+
+
+def test_overflow_of_intermediate_values_counts_in_neither_result():
+    """Of two results in 16 bits that overflow, infinity and nan are as good. In float32 they are not."""
+    lost, found = float("nan"), float("inf")
+    assert judged([found], [lost], [-3e4], torch.float16).failure is None
+    assert judged([found], [-3e4], [-3e4], torch.float16).failure
+    assert judged([found], [lost], [-3e4], torch.float32).failure

@@ -79,6 +79,19 @@ def test_norms_of_vectors_do_not_grow():
     assert (norms - 1).mean().abs() < 2 * torch.finfo(norms.dtype).eps
 
 
+@pytest.mark.parametrize("batch", [(), (5,)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 3), (4, 3), (3, 2), (16, 16)], ids=str)
+def test_vectors_of_nearly_equal_values_are_orthonormal(shape, batch):
+    """Both columns of a pair turn by the same angle, which roundoff of their norms and product decides."""
+    rows, columns = shape
+    left, right = (torch.linalg.qr(matrices(*batch, n, columns))[0] for n in (rows, columns))
+    x = (left * torch.linspace(1, 1.001, columns).to(left) @ right.mT).float()
+    u, s, vh = (each.double() for each in tritonite.overloads()["_linalg_svd"](x))
+    one = torch.eye(columns, dtype=torch.float64, device=x.device)
+    for difference in (u.mT @ u - one, vh @ vh.mT - one, u * s.unsqueeze(-2) @ vh - x):
+        assert difference.abs().max() < 16 * torch.finfo(torch.float32).eps
+
+
 def test_results_do_not_depend_on_the_batch():
     x = torch.stack([symmetric(5, 5), torch.eye(5, dtype=torch.float64, device=tritonite.device)])
     with tritonite.use_gems(faster_only=False, invariant=True):

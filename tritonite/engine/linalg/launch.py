@@ -16,6 +16,7 @@ from tritonite.engine.linalg.reflectors import ReflectorMeta, apply_reflectors, 
 from tritonite.engine.linalg.singular import orthogonalize_columns
 from tritonite.engine.linalg.substitution import SubstitutionMeta, Sweep, substitute
 from tritonite.engine.linalg.table import Tile, right_hand_sides, rotated_matrices, whole_matrices
+from tritonite.runtime.contract import fusion
 
 # Elements of a diagonal that a program multiplies at a time.
 _DIAGONAL = 512
@@ -77,6 +78,8 @@ def ldl(factors: torch.Tensor, pivots: torch.Tensor, info: torch.Tensor, source:
         *(*operands, batch.sizes, batch.n_matrices, n),
         META=TileMeta.of(tile, (factors, source)),
         num_warps=tile.num_warps,
+        # All threads have to choose the same pivot.
+        **fusion(allowed=False),
     )
 
 
@@ -247,4 +250,6 @@ def svd(
         *(value, columns, vectors, failed, a, batch.sizes, batch.n_matrices, n_rows, n_columns),
         META=JacobiMeta.of(meta, right is not None, source.dtype),
         num_warps=tile.num_warps,
+        # Both columns of a pair need the same angle, to the bit.
+        **fusion(allowed=False),
     )

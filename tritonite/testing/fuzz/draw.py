@@ -74,6 +74,9 @@ _STRIDED = (
 )
 # Overloads whose kernels in ATen write beyond outputs that are too small.
 _UNRESIZED = ("rrelu_with_noise.out",)
+# Overloads for which ATen on a GPU puts another tensor in the place of an output if it calls cuDNN, which needs a weight,
+# and then frees memory that is in use.
+_REPLACED = ("_batch_norm_with_update.out",)
 # Overloads whose CPU kernels in ATen repeat the first row in an output whose rows are one element apart.
 _ROWS_REPEATED = ("_upsample_bicubic2d_aa.out", "_upsample_bilinear2d_aa.out")
 
@@ -172,6 +175,8 @@ class Drawer:
             call = call.map(functools.partial(_deepened, self._pick((24, 26, 65))))
         if self.op.out_names:
             call = Call(self.op, {**call.arguments, **self._outs(call)})
+        if self.device != "cpu" and self.op.overload in _REPLACED:
+            call = Call(self.op, {**call.arguments, "weight": None})
         return call
 
     def _chance(self, probability: float) -> bool:

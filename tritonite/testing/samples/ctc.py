@@ -45,11 +45,15 @@ def _sequences(op: Op, label: str, tensors: facts.Tensors) -> dict[str, Any]:
 def _existing(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return labels of existing classes, beyond which ATen reads, and none that is the blank.
 
-    A blank is no label: ATen writes the gradient of the last step for the label over that for the blank.
+    A blank is no label: ATen writes the gradient of the last step for the label over that for the blank. Its gradient
+    also writes beyond memory for a blank that is no class, which the forward function refuses.
     """
     targets, x = arguments["targets"], arguments["log_probs"]
     if not facts.real(targets) or not isinstance(x, torch.Tensor) or not x.dim():
         return arguments
     classes, blank = max(1, x.shape[-1]), arguments.get("blank", 0)
+    if "grad" in arguments:
+        blank = min(max(int(blank), 0), classes - 1)
     targets = targets.clamp(0, classes - 1)
-    return arguments | {"targets": torch.where(targets == blank, (targets + 1) % classes, targets)}
+    targets = torch.where(targets == blank, (targets + 1) % classes, targets)
+    return arguments | {"targets": targets} | ({"blank": blank} if "blank" in arguments else {})

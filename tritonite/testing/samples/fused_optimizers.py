@@ -24,7 +24,7 @@ _LARGEST = 1e18
 _LARGEST_FACTOR = 1e3
 _LARGEST_RATE = 1.0
 # The least size of a gradient with its decay, relative to the gradient without.
-_CANCELLED = 1 / 16
+_CANCELLED = 1 / 4
 # ATen decays -0.0 by a product on a CPU, and on CUDA by a difference.
 facts.ZERO_SIGN_UNDEFINED.add("_fused_adamw")
 facts.TENSORS["lr"] = lambda x: torch.full((), 0.01, device=x.device)
@@ -91,7 +91,10 @@ def _like_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
     # Kernels serve the factors that torch.optim accepts.
     betas = [name for name in ("beta1", "beta2") if isinstance(found.get(name), float)]
     found |= {name: 0.9 for name in betas if not 0 <= found[name] <= 1}
-    return found | {"grads": [_beside_decay(found, i) for i in range(len(found["grads"]))]}
+    found |= {"grads": [_beside_decay(found, i) for i in range(len(found["grads"]))]}
+    if "beta1" in found:
+        found |= {"exp_avgs": [_beside_gradient(found, i) for i in range(len(found["exp_avgs"]))]}
+    return found
 
 
 def _beside_decay(arguments: dict[str, Any], index: int) -> torch.Tensor:
@@ -99,12 +102,27 @@ def _beside_decay(arguments: dict[str, Any], index: int) -> torch.Tensor:
 
     Adam and Adagrad divide by the size of gradients, or by `eps`: a step may be the roundoff of the cancelled sum.
     """
+    grad, (own, decay) = arguments["grads"][index], _terms_of_gradient(arguments, index)
+    cancelled = (own + decay).abs() < _CANCELLED * own.abs()
+    return _like(grad, grad.masked_fill(cancelled, 0.0))
+
+
+def _beside_gradient(arguments: dict[str, Any], index: int) -> torch.Tensor:
+    """Return the mean of gradients, 0 where the gradient cancels it, with the weight decay (Adam) or without (AdamW)."""
+    mean, beta = arguments["exp_avgs"][index], arguments["beta1"]
+    own, decay = _terms_of_gradient(arguments, index)
+    kept, sign = beta * mean.double(), -1 if arguments["maximize"] else 1
+    sums = [kept + (1 - beta) * sign * gradient for gradient in (own, own + decay)]
+    cancelled = torch.stack([(each.abs() < _CANCELLED * kept.abs()) for each in sums]).any(0)
+    return _like(mean, mean.masked_fill(cancelled, 0.0))
+
+
+def _terms_of_gradient(arguments: dict[str, Any], index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a gradient without its scale, and what the weight decay adds to it, in float64."""
     param, grad = arguments["self"][index], arguments["grads"][index]
     scale = arguments.get("grad_scale")
     own = grad.double() if scale is None else grad.double() / scale.double()
-    decay = arguments["weight_decay"] * param.double() * (-1 if arguments["maximize"] else 1)
-    cancelled = (own + decay).abs() < _CANCELLED * own.abs()
-    return _like(grad, grad.masked_fill(cancelled, 0.0))
+    return own, arguments["weight_decay"] * param.double() * (-1 if arguments["maximize"] else 1)
 
 
 def _in_float64(name: str, *args: Any, **kwargs: Any) -> Any:
