@@ -285,6 +285,10 @@ def test_operators_of_cuda_only():
     for z, alpha in ((normal(2, 6, 4, 4), None), (normal(2, 4, 4, 6).permute(0, 3, 1, 2), -0.5)):
         found = ops["cudnn_convolution_add_relu"](x, weight, z, alpha, bias, [1, 1], [0, 0], [1, 1], 1)
         close(found, (exact + z.double() * (1 if alpha is None else alpha)).relu(), 32)
+    given = [each.half() for each in (x, weight, normal(2, 6, 4, 4))]
+    found = ops["cudnn_convolution_add_relu"](*given, 0.5, bias.half(), [1, 1], [0, 0], [1, 1], 1)
+    wide = [each.double() for each in (*given, bias.half())]
+    close(found, (torch.conv2d(*wide[:2], wide[3]) + 0.5 * wide[2]).relu(), 32)
     with pytest.raises(Decline, match="an addend"):
         ops["cudnn_convolution_add_relu"](x, weight, x, None, bias, [1, 1], [0, 0], [1, 1], 1)
 

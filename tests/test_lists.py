@@ -8,6 +8,7 @@ import torch
 import tritonite
 from tritonite import devices
 from tritonite.engine.lists import elementwise, table
+from tritonite.errors import Decline
 from tritonite.ops import aten, foreach
 from tritonite.registry import overloads
 from tritonite.runtime.recorder import record
@@ -172,6 +173,16 @@ def test_powers_of_a_number_on_a_gpu_keep_the_strides_of_exponents(device, monke
     with tritonite.use_gems():
         assert torch._foreach_pow(2, exponents)[0].stride() == (1, 5)
     assert served("_foreach_pow.ScalarAndTensor") == 1
+
+
+def test_powers_of_a_number_on_a_gpu_have_the_dtype_of_integers(device, monkeypatch):
+    exponents = [torch.tensor([3, 0, -1], device=device)] * 2
+    monkeypatch.setattr(aten, "on_cpu", lambda: False)
+    with tritonite.use_gems():
+        assert torch._foreach_pow(2, exponents)[1].tolist() == [8, 1, 0]
+    assert served("_foreach_pow.ScalarAndTensor") == 1
+    with pytest.raises(Decline, match="powers of a number of type float"):
+        overloads()["_foreach_pow.ScalarAndTensor"](2.5, exponents)
 
 
 def test_tensors_without_elements_are_dense(monkeypatch):

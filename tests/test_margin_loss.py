@@ -129,5 +129,5 @@ def test_a_margin_that_is_no_number_is_atens(margin, device):
 def test_a_margin_that_overflows_the_dtype_is_atens(dtype, margin, device):
     x, target = torch.randn(4, 5, device=device, dtype=dtype), torch.zeros(4, dtype=torch.int64, device=device)
     for name, given in (("multi_margin_loss", (x, target)), ("multi_margin_loss_backward", (x[0, 0], x, target))):
-        with pytest.raises(Decline, match="overflows"):
+        with pytest.raises(Decline, match="outside the range"):
             tritonite.overloads()[name](*given, 1, margin)

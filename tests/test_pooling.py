@@ -100,6 +100,17 @@ def test_maxima_are_written_back():
     _same("max_unpool3d", values, indices, [4, 6, 6], [2] * 3, [0] * 3)
 
 
+@pytest.mark.declines("an output with strides")
+def test_an_output_of_maxima_written_back_has_the_strides_that_aten_gives_it():
+    values = _images(2, 3, 4, 5, layout="channels-last")
+    indices = torch.arange(20, device=DEVICE).view(4, 5).expand(2, 3, 4, 5).contiguous()
+    outs = [torch.empty(2, 3, 8, 5, device=DEVICE) for _ in range(2)]
+    expected = torch.ops.aten.max_unpool2d.out(values, indices, [8, 5], out=outs[0])
+    with tritonite.use_gems(include="max_unpool2d*", faster_only=False):
+        found = torch.ops.aten.max_unpool2d.out(values, indices, [8, 5], out=outs[1])
+    assert found.stride() == expected.stride() and torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("module", ["AvgPool1d", "AvgPool3d", "MaxPool2d", "AdaptiveAvgPool2d", "AdaptiveMaxPool3d"])
 def test_modules_have_float64s_gradients(module):
     sizes = (2, 3, *(6, 7, 5)[: int(module[-2])])

@@ -14,6 +14,7 @@ from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.ops import arithmetic, aten, conditional, elementary, gamma, rounding
 from tritonite.registry import operator, over_lists, scalar_kernel, schemas
 from tritonite.runtime.contract import empty_strided
+from tritonite.runtime.symbols import number_type
 
 over_lists(arithmetic.add, arithmetic.sub, arithmetic.mul, arithmetic.div)
 
@@ -47,7 +48,9 @@ def _powers(values):
     number keep the strides of the exponents, and on a GPU the dtype of integers, whatever the number is.
     """
     if not isinstance(values[0], (list, tuple)) and not (aten.on_cpu() or values[1][0].is_floating_point()):
-        raise Decline(f"powers of a number with exponents of {values[1][0].dtype}")
+        base, exponents = number_type(values[0]), values[1][0].dtype
+        if base is not int or exponents is torch.bool:
+            raise Decline(f"powers of a number of type {base.__name__} with exponents of {exponents}")
     if not _together(values):
         return arithmetic.power_arguments
 

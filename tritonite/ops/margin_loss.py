@@ -1,7 +1,5 @@
 """Margin losses of rows of scores, with one class a row or several, and their gradients."""
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +15,8 @@ from tritonite.ops.loss import MEAN, NONE, SUM
 from tritonite.ops.reduction.logic import all_satisfy, refuse_unless_all
 from tritonite.ops.reduction.sums import added_to_zero
 from tritonite.registry import operator
-from tritonite.runtime.contract import empty
+from tritonite.runtime.contract import empty, limit
+from tritonite.runtime.symbols import limits_of, number_type
 
 
 @triton.jit
@@ -50,10 +49,9 @@ def _check(self, target, reduction, others):
 def _check_classes(self, target, p, margin, weight, reduction, others=()):
     """Return whether violations count squared. Decline operands for which ATen raises."""
     _check(self, target, reduction, (*others, *(() if weight is None else (weight,))))
-    if isinstance(margin, (bool, complex)):
+    if number_type(margin) not in (int, float):
         raise Decline(f"margin is {margin}; an int or a float is served")
-    if torch.finfo(self.dtype).max < abs(margin) < math.inf:
-        raise Decline(f"margin is {margin}, which overflows {self.dtype}")
+    limit(margin, limits_of(self.dtype))
     if isinstance(p, complex) or not abs(p) < 3 or int(p) not in (1, 2):
         raise Decline(f"p is {p}; 1 and 2 are served")
     rows, classes = _matrix(self).shape

@@ -17,7 +17,7 @@ def relu(x):
     return triton.language.maximum(x, 0.0, propagate_nan=triton.language.PropagateNan.ALL)
 
 
-@scalar_kernel(cast=("alpha",), accepts=FLOATS)
+@scalar_kernel(own=("z",), cast=("alpha",), accepts=FLOATS)
 def _scaled(z, alpha):
     return z * alpha
 

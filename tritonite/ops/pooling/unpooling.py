@@ -9,6 +9,7 @@ from tritonite.engine.indexing.indices import linear_index
 from tritonite.engine.indexing.write import write_at
 from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.movement import fill_zero, result
+from tritonite.engine.outputs import check_layout
 from tritonite.errors import Decline
 from tritonite.ops import aten
 from tritonite.ops.pooling.images import batched, strides_for
@@ -33,8 +34,9 @@ def _unpooled(rank, self, indices, output_size, outs):
     if outs and not outs[0].is_contiguous():
         raise Decline("an output that is not contiguous, for which ATen raises")
     shape = (*self.shape[:-rank], *output_size)
-    # ATen's kernel for GPUs has row-major results.
+    # ATen's kernel for GPUs has row-major results. That for CPUs gives an output the memory format of the images.
     strides = strides_for(self, shape, rank) if aten.on_cpu() else contiguous_strides(shape)
+    check_layout(outs, strides)
     out = result((self, indices), shape, self.dtype, outs, strides)
     fill_zero(out)
     if self.numel():

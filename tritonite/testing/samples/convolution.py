@@ -220,6 +220,6 @@ def _with_sizes(arguments: dict[str, Any]) -> dict[str, Any]:
 def _with_finite_weight(arguments: dict[str, Any]) -> dict[str, Any]:
     """Make the weight finite: an implicit product multiplies padding by it, and ATen leaves padding out."""
     weight = arguments["weight"]
-    if not isinstance(weight, torch.Tensor) or bool(weight.isfinite().all()):
+    if not isinstance(weight, torch.Tensor) or weight.dtype not in FLOATS or bool(weight.isfinite().all()):
         return arguments
     return arguments | {"weight": weight.nan_to_num(1, 1, 1)}

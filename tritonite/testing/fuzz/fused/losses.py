@@ -61,8 +61,9 @@ def _linear_cross_entropy_reference(return_z_loss: bool, accumulate_dtype: Any, 
 
 
 def _small_weight(drawer: Drawer, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Draw the weight of a head whose logits differ little."""
-    return drawer.laid((drawer.fractions(shape) - 0.5).to(dtype), 0.8, distinct=0)
+    """Draw the weight of a head whose logits differ little, however many terms they are sums of."""
+    size = min(1.0, 2 * max(1, shape[-1]) ** -0.5)
+    return drawer.laid(((drawer.fractions(shape) - 0.5) * size).to(dtype), 0.8, distinct=0)
 
 
 def _head(drawer: Drawer, leading: tuple[int, ...], classes: int, dtype: torch.dtype) -> list[Any]:
