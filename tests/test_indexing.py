@@ -559,6 +559,13 @@ def test_channel_shuffle_without_effect_aliases_as_aten(groups, device):
     assert (actual.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())
 
 
+def test_embedding_renorm_of_a_column_whose_squares_overflow(device):
+    weight = torch.tensor([[1e300], [-0.5], [3.0]], dtype=torch.float64, device=device)
+    expected = torch.embedding_renorm_(weight.clone(), torch.arange(3, device=device), 1.5, 2.0)
+    found = tritonite.overloads()["embedding_renorm"](weight, torch.arange(3, device=device), 1.5, 2.0)
+    torch.testing.assert_close(found, expected)
+
+
 def test_embedding_renorm_of_strided_rows_on_gpus(monkeypatch, device):
     """ATen's kernel for GPUs reads wrong elements of strided rows. A contiguous copy is scaled."""
     weight, indices = torch.randn(13, 40, device=device)[::2, 1::2], torch.tensor([1, 3, 1], device=device)

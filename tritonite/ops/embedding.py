@@ -69,5 +69,7 @@ def embedding_renorm(self, indices, max_norm, norm_type, outs=()):
     out = destination(self, (indices,), outs, ALL, like=True)
     if not indices.numel() or not self.numel():
         raise Decline("no indices, or a table without elements")
-    renormalize_rows(out, indices, max_norm, norm_type == 2)
+    # On a CPU ATen takes the absolute value of a single element, whose square may overflow.
+    squares = norm_type == 2 and not (aten.on_cpu() and self.shape[1] == 1)
+    renormalize_rows(out, indices, max_norm, squares)
     return (out,)

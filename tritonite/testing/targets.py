@@ -249,10 +249,10 @@ def failures(
     """Compile a part of the matrix, and yield a line for every kernel that fails for a target.
 
     A name is that of an operator or of a group: "attention", Hopper's kernels for 16-bit floats; "parts", Hopper's for
-    float32; "decoding" and "dropped", attention of few queries and with dropout; "tiles", "copies" and "added",
-    products by every tile, of copied operands and with addends; "rows" and "sorted", long rows; "in_order", invariant
-    mode; "fused" and "rings", operators outside ATen; "optim", optimisers; "shared", what counts and
-    searches in shared memory.
+    float32; "decoding", "dropped" and "wide", attention of few queries, with dropout and of wide heads; "tiles",
+    "copies" and "added", products by every tile, of copied operands and with addends; "rows" and "sorted", long rows;
+    "in_order", invariant mode; "fused" and "rings", operators outside ATen; "optim", optimisers; "shared", what counts
+    and searches in shared memory.
 
     With `full` all variants are compiled for all targets, and with `quick` a sample for one (`_quick`). By default a
     kernel is compiled for all targets where it is named or first met. Of each declaration's other launches of it, the

@@ -4,6 +4,7 @@
     table.py        tiles for each kind of device; where ATen's kernels are faster
     forward.py      attention(): chooses a forward kernel; `attend`, for all devices
     backward.py     attention_backward(): chooses backward kernels; `attend_backward_dq` and `attend_backward_dkdv`
+    wide.py         attention(), attention_backward() of heads of more than 256 elements, by products
     decode.py       decode(): few queries over many keys, in splits that a second launch combines
     decode_keys.py  where a decoding program's tokens and keys are: sequences, splits, pages
     paged.py        attend_to_pages(), write_to_pages(): decoding over paged caches, and writing to them

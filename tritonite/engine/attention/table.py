@@ -12,6 +12,11 @@ from tritonite.devices.tables import Tables
 
 # Bytes of keys and values that L2 keeps for programs that read the same heads.
 CACHED = 32 * 2**20
+# Elements of the widest head that a tile holds.
+LARGEST_HEAD = 256
+# Scores of wider heads that lie in memory at a time, in float32, and keys of them that a program reads at a time.
+WIDE_SCORES = 2**26
+WIDE_BLOCK = 2048
 
 
 def _registers(threads: int) -> int:

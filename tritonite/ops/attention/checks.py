@@ -6,6 +6,7 @@ import torch
 
 from tritonite import devices
 from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.table import LARGEST_HEAD
 from tritonite.engine.iteration import common_device, contiguous_strides, strides_after_conversion
 from tritonite.errors import Decline
 from tritonite.ops.matmul import precision_of
@@ -13,7 +14,6 @@ from tritonite.registry import operator
 from tritonite.runtime.contract import empty_strided, limit
 from tritonite.runtime.symbols import Limits, zero_or_one
 
-LARGEST_HEAD = 256
 # Dropout probabilities that round to neither 0 nor 1 in float32.
 _DROPOUT = Limits(1, 0, 1 - 2.0**-24, True, 2.0**-149)
 
@@ -59,10 +59,11 @@ def check_same_device(*tensors):
         raise Decline("tensors are on several devices")
 
 
-def check_operands(query, key, value, multiple, accepts, one_size):
+def check_operands(query, key, value, multiple, accepts, one_size, largest=LARGEST_HEAD):
     """Decline operands, (batch, heads, rows, elements), that no kernel serves.
 
-    `multiple` divides the elements of a head. With `one_size` heads and values have equally many.
+    `multiple` divides the elements of a head, of which there are up to `largest`. With `one_size` heads and values have
+    equally many.
     """
     tensors = query, key, value
     if query.dtype not in accepts or any(tensor.dtype is not query.dtype for tensor in tensors):
@@ -75,8 +76,8 @@ def check_operands(query, key, value, multiple, accepts, one_size):
         raise Decline(f"query, key and value have the shapes {shapes}, which do not fit")
     if not (kv_heads and heads % kv_heads == 0):
         raise Decline(f"key has {kv_heads} heads, which must divide the query's {heads}")
-    if not 0 < head <= LARGEST_HEAD or not 0 < size <= LARGEST_HEAD or head % multiple or size % multiple:
-        raise Decline(f"heads have {head} and {size} elements: multiples of {multiple} up to {LARGEST_HEAD} are served")
+    if not 0 < head <= largest or not 0 < size <= largest or head % multiple or size % multiple:
+        raise Decline(f"heads have {head} and {size} elements: multiples of {multiple} up to {largest} are served")
     if one_size and head != size:
         raise Decline(f"values have {size} elements and keys {head}: they must have equally many")
     if any(tensor.stride(3) != 1 and tensor.shape[3] != 1 for tensor in tensors):

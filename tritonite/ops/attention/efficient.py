@@ -18,6 +18,8 @@ from tritonite.runtime.symbols import zero_or_one
 _PADDED = 32
 # custom_mask_type: no mask, causal from the first query and key, causal up to the last query and key.
 _ALL, _FROM_FIRST, _FROM_LAST = range(3)
+# Elements of the widest head. ATen has no limit.
+_LARGEST_HEAD = 2**14
 # Largest batch that ATen computes in one launch.
 _LARGEST_BATCH = 2**16 - 1
 
@@ -39,7 +41,7 @@ def _problem(call):
     starts, lengths, mask, scale = call.starts, call.lengths, call.mask, call.scale
     checks.check_rank(*call[:3])
     query, key, value = checks.rows_first(*call[:3])
-    checks.check_operands(query, key, value, 8, SINGLE_FLOATS, one_size=False)
+    checks.check_operands(query, key, value, 8, SINGLE_FLOATS, one_size=False, largest=_LARGEST_HEAD)
     if query.shape[1] != key.shape[1]:
         raise Decline(f"query has {query.shape[1]} heads and key {key.shape[1]}: they must have equally many")
     if query.shape[0] > _LARGEST_BATCH:

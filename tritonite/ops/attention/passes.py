@@ -1,12 +1,13 @@
 """The kernels that serve a forward or backward pass, and the calls in which ATen's are faster."""
 
 from tritonite import devices
-from tritonite.engine.attention import table
+from tritonite.engine.attention import table, wide
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
 from tritonite.engine.attention.hopper import forward as hopper
+from tritonite.errors import Decline
 from tritonite.runtime.contract import decline_if_slower
 
 
@@ -32,6 +33,11 @@ def run_forward(problem, backend, out, logsumexp, empty_rows):
 
     A kernel that leaves logsumexp is to serve the gradient as well, unless there is dropout.
     """
+    if problem.size > table.LARGEST_HEAD:
+        # Not measured beside ATen's kernels.
+        decline_if_slower(True)
+        wide.attention(problem, out, logsumexp, empty_rows)
+        return None
     gradient = ()
     if logsumexp is not None and problem.dropout is None:
         gradient = (_backward_kernels(problem, out, problem[:3]),)
@@ -53,6 +59,12 @@ def _backward_kernels(problem, grad_out, grads, grad_bias=None):
 def run_backward(problem, backend, grad_out, out, logsumexp, grads, grad_bias=None):
     """Write and return the gradients of query, key and value, and write that of the bias unless it is None."""
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
+    if problem.size > table.LARGEST_HEAD:
+        if grad_bias is not None:
+            raise Decline(f"the gradient of a bias of heads of more than {table.LARGEST_HEAD} elements")
+        decline_if_slower(True)
+        wide.attention_backward(problem, grad_out, out, logsumexp, grads)
+        return grads
     _decline_if_slower(problem, backend, _backward_kernels(problem, grad_out, grads, grad_bias))
     attention_backward(problem, grad_out, out, logsumexp, grads, grad_bias)
     return grads

@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from tritonite import devices, registry
+from tritonite.engine.attention import wide
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.forward import attention
@@ -18,6 +19,8 @@ from tritonite.install import library
 from tritonite.testing.compile_cases.cases import KINDS, Case, compile_cases, launches
 
 _DTYPES_16 = (torch.float16, torch.bfloat16)
+# Products have cases of their own.
+_WIDE = {wide.normalize_scores.jit, wide.differentiate_scores.jit}
 
 
 @compile_cases("decoding")
@@ -130,3 +133,21 @@ def windowed(full: bool) -> Iterator[Case]:
             found += launches(attention_backward, arguments, kind=kind)
             for specialization in found:
                 yield Case(f"{name} of {dtype} {size}", specialization, names)
+
+
+@compile_cases("wide")
+def wide_heads(full: bool) -> Iterator[Case]:
+    """Rows of the scores of wide heads: with and without logsumexp, a causal mask, and biases of both kinds."""
+    for dtype in (*_DTYPES_16, torch.float32) if full else (torch.bfloat16,):
+        query, key = torch.empty(2, 2, 200, 512, dtype=dtype), torch.empty(2, 2, 300, 512, dtype=dtype)
+        logsumexp = torch.empty(2, 2, 224)
+        for bias in (None, query.new_empty(2, 2, 200, 300), torch.empty(2, 2, 200, 300, dtype=torch.bool)):
+            problem = Problem(query, key, key, bias, None, bias is not None, 0, "ieee")
+            for kind, names in KINDS.items() if full else [("nvidia", ("sm_90",)), ("amd", ("gfx942",))]:
+                found = launches(wide.attention, (problem, query, logsumexp, "0"), kind=kind)
+                found += launches(wide.attention, (problem, query, None, "inf"), kind=kind)
+                arguments = (problem, query, query, logsumexp, (query, key, key))
+                found += launches(wide.attention_backward, arguments, kind=kind)
+                for specialization in found:
+                    if specialization.kernel in _WIDE:
+                        yield Case(f"{dtype} {bias is not None}", specialization, names)

@@ -71,6 +71,15 @@ def _weighted_terms(sums: facts.Sums) -> float:
     return max(64.0, (4 * largest * 2**-24 / ATOL[torch.float32]) ** 2)
 
 
+@facts.terms(
+    *(f"{name}{size}d_backward" for name in ("upsample_nearest", "_upsample_nearest_exact") for size in (1, 2, 3))
+)
+def _summed_terms(sums: facts.Sums) -> float:
+    """Return the terms of sums that may be the roundoff of gradients that cancel."""
+    finite = sums.tensors[0][sums.tensors[0].isfinite()]
+    return sums.per_element() * max(1.0, float(finite.abs().max()) if finite.numel() else 1.0) ** 2
+
+
 _LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 
 

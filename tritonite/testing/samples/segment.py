@@ -56,8 +56,12 @@ def _within_the_data(arguments: dict[str, Any]) -> dict[str, Any]:
     data, axis = arguments["data"], arguments["axis"]
     if not isinstance(data, torch.Tensor) or not -data.dim() <= axis < data.dim():
         return arguments | {"lengths": None, "offsets": None}
-    size = data.shape[axis]
-    lengths, offsets = arguments["lengths"], arguments["offsets"]
+    size, before = data.shape[axis], data.shape[: axis % data.dim()]
+    # ATen reads lengths or offsets for every row before the axis.
+    given = {name: arguments[name] for name in ("lengths", "offsets")}
+    fits = {name: isinstance(x, torch.Tensor) and x.shape[:-1] == before for name, x in given.items()}
+    lengths, offsets = (x if fits[name] else None for name, x in given.items())
+    arguments = arguments | {"lengths": lengths, "offsets": offsets}
     if isinstance(lengths, torch.Tensor) and lengths.dim() and lengths.numel():
         whole = facts.real(lengths) and not lengths.is_floating_point()
         most = size // lengths.shape[-1]
