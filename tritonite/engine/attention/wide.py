@@ -7,7 +7,6 @@ dtype, and a product with the values the result. Backward: the scores and dp = g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
