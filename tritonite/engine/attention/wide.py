@@ -225,7 +225,10 @@ def _launch(problem: Problem) -> dict[str, Any]:
 
 
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty_rows: str) -> None:
-    """Write `out`, (batch, heads, queries, elements), and logsumexp, (batch, heads, rows), whose last rows become inf."""
+    """Write `out`, (batch, heads, queries, elements), and logsumexp, (batch, heads, rows).
+
+    The rows of logsumexp after the last query become inf.
+    """
     check(problem)
     sums, (batches, queries) = Sums(problem.precision), _slices(problem)
     for head in range(problem.query.shape[1]):

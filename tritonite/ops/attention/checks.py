@@ -62,8 +62,7 @@ def check_same_device(*tensors):
 def check_operands(query, key, value, multiple, accepts, one_size, largest=LARGEST_HEAD):
     """Decline operands, (batch, heads, rows, elements), that no kernel serves.
 
-    `multiple` divides the elements of a head, of which there are up to `largest`. With `one_size` heads and values have
-    equally many.
+    A head has up to `largest` elements, a multiple of `multiple`. With `one_size` heads and values have equally many.
     """
     tensors = query, key, value
     if query.dtype not in accepts or any(tensor.dtype is not query.dtype for tensor in tensors):

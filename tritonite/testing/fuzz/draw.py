@@ -74,8 +74,8 @@ _STRIDED = (
 )
 # Overloads whose kernels in ATen write beyond outputs that are too small.
 _UNRESIZED = ("rrelu_with_noise.out",)
-# Overloads for which ATen on a GPU puts another tensor in the place of an output if it calls cuDNN, which needs a weight,
-# and then frees memory that is in use.
+# Overloads for which ATen on a GPU puts another tensor in the place of an output if it calls cuDNN, and then frees
+# memory that is in use. cuDNN needs a weight.
 _REPLACED = ("_batch_norm_with_update.out",)
 # Overloads whose CPU kernels in ATen repeat the first row in an output whose rows are one element apart.
 _ROWS_REPEATED = ("_upsample_bicubic2d_aa.out", "_upsample_bilinear2d_aa.out")

@@ -108,7 +108,7 @@ def _beside_decay(arguments: dict[str, Any], index: int) -> torch.Tensor:
 
 
 def _beside_gradient(arguments: dict[str, Any], index: int) -> torch.Tensor:
-    """Return the mean of gradients, 0 where the gradient cancels it, with the weight decay (Adam) or without (AdamW)."""
+    """Return the mean of gradients, 0 where the gradient cancels it, with weight decay (Adam) or without (AdamW)."""
     mean, beta = arguments["exp_avgs"][index], arguments["beta1"]
     own, decay = _terms_of_gradient(arguments, index)
     kept, sign = beta * mean.double(), -1 if arguments["maximize"] else 1
