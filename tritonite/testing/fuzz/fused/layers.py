@@ -164,9 +164,6 @@ def _quantize(drawer: Drawer, name: str) -> FusedCall:
 def _swiglu_quantize(drawer: Drawer, name: str) -> FusedCall:
     call = _gated(drawer, "swiglu").map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x)
     given = {each: value.float() if value.dtype is torch.float64 else value for each, value in call.arguments.items()}
-    if given["x"].dtype is torch.float16:
-        # The rounding of a subnormal activation is more than a step of a row of small ones.
-        given["x"] = given["x"] * 16
     # The largest activation of a row is rounded before it is a scale.
     return FusedCall(name, given | _wanted(drawer), layers.swiglu_quantize, slack=1.0)
 
