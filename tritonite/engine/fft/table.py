@@ -26,7 +26,7 @@ class FftTable(NamedTuple):
     kept_roots: int = 2**14
     elements: int = 2048
     elements_per_thread: int = 16
-    faster_to_real: tuple[int, ...] = ()
+    faster_to_real: tuple[int, ...] = (3072, 256)
 
 
 TABLE: Tables[FftTable] = Tables("fft", dict.fromkeys(devices.KINDS, FftTable()))
