@@ -183,13 +183,17 @@ def _chosen_by(rank: int, names: tuple[str, ...], forward: str, arguments: dict[
     """Return the indices of the maxima, or any in the image where there are none.
 
     ATen adds gradients at any index, also at one outside the windows, and on a CPU outside the image. Of fewer indices
-    than gradients of fractional pooling it reads beyond the last one.
+    than gradients of fractional pooling it reads beyond the last one, and for more images of gradients than of inputs
+    it writes beyond the last image.
     """
     x, indices, grad = arguments["self"], arguments["indices"], arguments["grad_output"]
     if not all(isinstance(value, torch.Tensor) for value in (x, indices, grad)):
         return arguments
     if not facts.real(x) or x.dim() not in (rank + 1, rank + 2):
         return arguments
+    if grad.dim() == x.dim() and grad.shape[:-rank] != x.shape[:-rank]:
+        x = torch.zeros((*grad.shape[:-rank], *x.shape[-rank:]), dtype=x.dtype, device=x.device)
+        arguments = arguments | {"self": x}
     given = {"output_size": list(grad.shape[-rank:])} | arguments
     if "random_samples" in names:
         batch, channels = x.shape[:2] if x.dim() == rank + 2 else (1, x.shape[0])
