@@ -5,8 +5,9 @@ import torch
 
 import tritonite
 from tritonite.engine import iteration
-from tritonite.engine.linalg import table
+from tritonite.engine.linalg import launch, ldl_in_memory, table
 from tritonite.errors import Decline
+from tritonite.ops.linalg import checks
 from tritonite.testing.judge import judge_residuals
 
 aten = torch.ops.aten
@@ -67,11 +68,43 @@ def test_layouts_and_broadcast_batches():
     check(SOLVE, factors[0, 0], pivots[0, 0], matrices(4, 5, 2))
 
 
+@pytest.fixture
+def in_memory(monkeypatch):
+    """Have no tile hold a matrix, and programs read few rows at a time."""
+    small = table.LinalgTable(tile_bytes=16, largest=1)
+    monkeypatch.setattr(table, "linalg_table", lambda: small)
+    monkeypatch.setattr(checks, "linalg_table", lambda: small)
+    monkeypatch.setattr(ldl_in_memory, "_ROWS", 4 if tritonite.backend.interpreted else 128)
+    monkeypatch.setattr(launch, "ldl", None)
+    monkeypatch.setattr(launch, "solve_ldl", None)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(3, 2, 2), (2, 3, 5, 5), (2, 17, 17), (21, 21)], ids=str)
+def test_matrices_in_memory(in_memory, shape, dtype):
+    (_, pivots, info), (factors, expected, code) = check(FACTOR, matrices(*shape, dtype=dtype))
+    assert torch.equal(pivots, expected) and torch.equal(info, code)
+    assert (pivots < 0).any() or shape[-1] == 2
+    check(SOLVE, factors, expected, matrices(*shape[:-1], 11, dtype=dtype))
+
+
+def test_singular_and_strided_matrices_in_memory(in_memory):
+    test_blocks_of_two_rows()
+    test_codes_of_singular_matrices()
+    test_layouts_and_broadcast_batches()
+
+
+@DTYPES
+def test_matrices_larger_than_a_tile(dtype):
+    (_, pivots, info), (factors, expected, _) = check(FACTOR, matrices(2, 150, 150, dtype=dtype))
+    assert torch.equal(pivots, expected) and not info.any()
+    check(SOLVE, factors, expected, matrices(2, 150, 3, dtype=dtype))
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "match"),
     [
         (FACTOR, (torch.ones(2, 3),), "square"),
-        (FACTOR, (torch.ones(200, 200),), "up to 128"),
         (SOLVE, (torch.ones(3, 3), torch.ones(3, dtype=torch.int64), torch.ones(3, 1)), "pivots of"),
         (SOLVE, (torch.ones(3, 3), torch.ones(3, dtype=torch.int32), torch.ones(2, 1)), "right-hand sides"),
     ],

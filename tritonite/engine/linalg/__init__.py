@@ -16,12 +16,12 @@ never swapped: a pivoted factorisation keeps the position of each row, and store
 - `operands.py` describes strided batches, `table.py` chooses tiles, and `launch.py` has a function for each launch.
 - `blocked.py` divides larger matrices into blocks: Cholesky, LU, and solves with triangles and with factors.
   `compact_wy.py` does the same for QR and products with reflectors. `triangles.py` copies triangles of any size.
+- `ldl_in_memory.py` factors larger symmetric matrices that need not be definite, a program a matrix, in device memory.
 - `block_jacobi.py` rotates pairs of blocks of columns of larger matrices, for eigenvalues and singular values, by the
   kernels of `block_pairs.py`.
 
 A transposed problem, such as an upper Cholesky factor or X A = B, is the same kernel with rows' and columns' strides
 swapped. Matrices larger than the largest tile of the table are divided into blocks, which no measurement favours yet:
 ATen serves them unless `faster_only` is off. A panel of LU or QR has all rows of a matrix, so that more rows than
-`table.panel_columns` allows decline. So do larger symmetric factorisations without a definite matrix. A tall matrix has
-the singular values of its R.
+`table.panel_columns` allows decline. A tall matrix has the singular values of its R.
 """

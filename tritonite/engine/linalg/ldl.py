@@ -25,7 +25,7 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
 # (1 + sqrt(17)) / 8, which bounds the growth of elements over two steps (Bunch and Kaufman 1977).
-_ALPHA = tl.constexpr(0.6403882032022076)
+ALPHA = tl.constexpr(0.6403882032022076)
 
 
 @triton.jit
@@ -49,8 +49,8 @@ def _pivot(tile, column, line, k, n):
     other_diagonal = tl.abs(element_of(across, line == at[:, None]))
     zero = (tl.maximum(diagonal, most) == 0) | (diagonal != diagonal)
     ratio = true_divide(most, tl.where(other == 0, 1.0, other))
-    stays = zero | (diagonal >= most * _ALPHA) | (diagonal >= most * _ALPHA * ratio)
-    moves = other_diagonal >= other * _ALPHA
+    stays = zero | (diagonal >= most * ALPHA) | (diagonal >= most * ALPHA * ratio)
+    moves = other_diagonal >= other * ALPHA
     return tl.where(stays, k, at), (stays | moves) == 0, zero
 
 
@@ -68,7 +68,7 @@ def _exchanged(tile, row, column, line, k, first, second):
 
 
 @triton.jit
-def _pair_inverse(first, below, second):
+def pair_inverse(first, below, second):
     """Return the elements of the inverse of symmetric blocks of two rows: (1, 1), (2, 1) and (2, 2).
 
     They are divided by the element below the diagonal, which is the largest, so that the determinant does not overflow.
@@ -116,7 +116,7 @@ def factor_ldl(factors, pivots, info, source, sizes, n_matrices, n, META: tl.con
         rest = (line > end[:, None]) & (line < n)
         one = active & (two == 0) & (zero == 0)
         scaled = true_divide(own, tl.where(one, pivot, 1.0)[:, None])
-        a, b, c = _pair_inverse(pivot, tl.where(two, below, 1.0), tl.where(two, second, 0.0))
+        a, b, c = pair_inverse(pivot, tl.where(two, below, 1.0), tl.where(two, second, 0.0))
         left = tl.where(two[:, None], own * a[:, None] + following * b[:, None], scaled)
         right = tl.where(two[:, None], own * b[:, None] + following * c[:, None], 0.0)
         changes = rest & (one | two)[:, None]
@@ -179,7 +179,7 @@ def solve_ldl(solution, right, factors, pivots, sizes, n_matrices, n, n_columns,
         pivot = tl.load(diagonal, mask=exists & active, other=1)
         below = tl.load(diagonal + row_step, mask=exists & two, other=1)
         second = tl.load(diagonal + row_step + column_step, mask=exists & two, other=0)
-        a, b, c = _pair_inverse(tl.where(two, pivot, 0.0), below, second)
+        a, b, c = pair_inverse(tl.where(two, pivot, 0.0), below, second)
         upper = tl.where(two[:, None], a[:, None] * own_x + b[:, None] * next_x, true_divide(own_x, pivot[:, None]))
         lower = b[:, None] * own_x + c[:, None] * next_x
         x = tl.where(((line == k) & active[:, None])[:, :, None], upper[:, None, :], x)

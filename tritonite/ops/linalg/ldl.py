@@ -3,19 +3,21 @@
 import torch
 
 from tritonite.dtypes import FULL_FLOATS
-from tritonite.engine.linalg import launch
+from tritonite.engine.linalg import launch, ldl_in_memory
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.ops.linalg.checks import (
     broadcast_batch,
-    check_factored,
     check_matrices,
-    check_solved,
     check_square,
+    copy_of_blocks,
+    is_blocked,
+    is_solved_by_blocks,
     matrix_strides,
     refuse_errors,
 )
 from tritonite.registry import operator
+from tritonite.runtime.contract import empty
 
 
 @operator("linalg_ldl_factor_ex", accepts=FULL_FLOATS)
@@ -23,10 +25,17 @@ def linalg_ldl_factor_ex(self, hermitian=False, check_errors=False, outs=()):
     """Eliminate one or two columns at a time (Bunch and Kaufman 1977); real matrices are symmetric either way."""
     refuse_errors(check_errors)
     check_matrices(self, square=True)
-    check_factored(self, method="ldl")
+    divided = is_blocked(self, "ldl")
     shapes, dtypes = [self.shape, self.shape[:-1], self.shape[:-2]], [self.dtype, torch.int32, torch.int32]
     outs = outputs((self,), shapes, dtypes, outs, (self,), matrix_strides(self.shape))
-    launch.ldl(*outs, self)
+    if not divided:
+        launch.ldl(*outs, self)
+        return outs
+    factors, pivots = copy_of_blocks(self), empty(self.shape[:-1], torch.int32, self.device)
+    info = empty(self.shape[:-2], torch.int32, self.device)
+    ldl_in_memory.factor(factors, pivots, info)
+    for out, own in zip(outs, (factors.view(self.shape), pivots, info), strict=True):
+        out.copy_(own)
     return outs
 
 
@@ -40,7 +49,13 @@ def linalg_ldl_solve(LD, pivots, B, hermitian=False, outs=()):
     if LD.shape[-1] != B.shape[-2]:
         raise Decline(f"factors of shape {tuple(LD.shape)} for right-hand sides of shape {tuple(B.shape)}")
     factors, right = broadcast_batch(LD, B)
-    check_solved(right, "ldl_solve")
+    divided = is_solved_by_blocks(right, "ldl_solve")
     outs = outputs((LD, pivots, B), [right.shape], [B.dtype], outs, (B,), matrix_strides(right.shape))
-    launch.solve_ldl(outs[0], right, factors, pivots.expand(factors.shape[:-1]))
+    swaps = pivots.expand(factors.shape[:-1])
+    if divided:
+        solution = copy_of_blocks(right)
+        ldl_in_memory.solve(solution, copy_of_blocks(factors), swaps.contiguous())
+        outs[0].copy_(solution.view(right.shape))
+    else:
+        launch.solve_ldl(outs[0], right, factors, swaps)
     return outs

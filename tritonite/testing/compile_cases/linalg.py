@@ -12,7 +12,15 @@ from tritonite import registry
 from tritonite.runtime.launch import Specialization
 from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, launches, unit_strides
 
-_BLOCKED = ("linalg_cholesky_ex", "linalg_lu_factor_ex", "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_qr")
+_BLOCKED = (
+    "linalg_ldl_factor_ex",
+    "linalg_cholesky_ex",
+    "linalg_lu_factor_ex",
+    "linalg_lu",
+    "_linalg_det",
+    "_linalg_slogdet",
+    "linalg_qr",
+)
 _SIDES, _DTYPES = (3, 16, 64, 128), (torch.float32, torch.float64)
 
 
@@ -55,8 +63,10 @@ def blocks(full: bool) -> Iterator[Case]:
     """The launches of matrices that are divided into blocks: panels, row exchanges, codes, block reflectors."""
     for dtype in _DTYPES[: 1 + full]:
         x, met = torch.empty(2, 300, 300, dtype=dtype), set()
-        for name in _BLOCKED:
-            for specialization in launches(registry.overloads()[name], (x,)):
+        calls: list[tuple[str, tuple[torch.Tensor, ...]]] = [(name, (x,)) for name in _BLOCKED]
+        calls.append(("linalg_ldl_solve", (x, torch.empty(2, 300, dtype=torch.int32), x)))
+        for name, arguments in calls:
+            for specialization in launches(registry.overloads()[name], arguments):
                 key = specialization.kernel, str(specialization.signature)
                 if "linalg" in specialization.kernel.__module__ and key not in met:
                     met.add(key)
