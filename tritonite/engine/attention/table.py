@@ -15,7 +15,7 @@ CACHED = 32 * 2**20
 # Elements of the widest head that a tile holds.
 LARGEST_HEAD = 256
 # Scores of wider heads that lie in memory at a time, in float32, and keys of them that a program reads at a time.
-WIDE_SCORES = 2**26
+WIDE_SCORES = 2**25
 WIDE_BLOCK = 2048
 
 
