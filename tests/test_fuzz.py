@@ -8,10 +8,11 @@ import tritonite
 from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
 from tritonite.install.override import select
 from tritonite.install.python import in_schema_order, record_dry
+from tritonite.runtime.stats import totals
 from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
 from tritonite.testing.fuzz.check import Copies, Outcome, difference, outcome_in_float64
 from tritonite.testing.fuzz.draw import Drawer
-from tritonite.testing.fuzz.run import _Worker
+from tritonite.testing.fuzz.run import _Task, _Worker
 from tritonite.testing.samples import samples
 from tritonite.testing.samples.boundaries import RULES, _are_exact
 
@@ -335,33 +336,44 @@ def test_one_call_is_checked_by_its_number():
     assert fuzz_one("add.Tensor", 1, 2) is None
 
 
-def ended(whose, alone=False):
-    """Return a worker whose process has ended in the middle of a call."""
+def ended(whose, way="check", turn=7, first=7):
+    """Return a worker whose process has ended in the middle of a call of a turn, after others since the first."""
     worker = _Worker.__new__(_Worker)
-    worker.seed, worker.at, worker.ended = 1, ("neg", 5, "neg(...)", whose), False
+    worker.seed, worker.at, worker.ended, worker.turn = 1, ("neg", 5, "neg(...)", whose), False, turn
     worker.process = type("Process", (), {"exitcode": -11})
-    worker.alone, worker.accused, worker.second, worker.unstarted = alone, False, False, False
+    worker.task = _Task(first) if way == "check" else _Task(first, way, 3, turn)
+    worker.second, worker.unstarted, worker.innocent, worker.next = False, False, False, None
     return worker
 
 
-@pytest.mark.parametrize(("whose", "ours"), [("tritonite", True), ("aten", False)])
-def test_a_process_that_ends_is_a_finding_unless_aten_ended_it(whose, ours):
-    worker, tally = ended(whose, alone=whose != "tritonite"), Tally()
-    finding = worker.stopped("crash", tally)
-    assert (finding is not None) is ours and len(tally.aten_crashes) == (not ours)
+def test_a_process_that_ends_in_its_first_call_is_a_finding():
+    worker, tally = ended("tritonite"), Tally()
+    assert worker.stopped("crash", tally).kind == "crash" and worker.next == _Task(8) and not tally.aten_crashes
 
 
-def test_aten_runs_alone_before_it_is_blamed_for_the_end_of_a_process():
-    worker, tally = ended("aten"), Tally()
-    assert worker.stopped("crash", tally) is None and worker.accused and not tally.aten_crashes
+def test_aten_repeats_its_runs_before_a_process_that_ends_is_a_finding():
+    worker, tally = ended("tritonite", first=3), Tally()
+    assert worker.stopped("crash", tally) is None and worker.next == _Task(3, "aten", 3, 7)
+    worker = ended("aten", first=3)
+    assert worker.stopped("crash", tally) is None and worker.next == _Task(7, "alone", 3, 7)
+    worker.task, worker.next = worker.next, None
+    assert worker.acquitted() is None and worker.next == _Task(3, "aten", 3, 7)
+    worker.task = worker.next
+    assert worker.acquitted().kind == "crash" and worker.next == _Task(8) and not tally.aten_crashes
+
+
+@pytest.mark.parametrize("way", ["alone", "aten"])
+def test_a_process_that_atens_runs_end_is_no_finding(way):
+    worker, tally = ended("aten", way), Tally()
+    assert worker.stopped("crash", tally) is None and worker.next == _Task(8) and len(tally.aten_crashes) == 1
 
 
 def test_a_process_that_ends_before_its_first_call_is_started_once_more():
     worker, tally = ended("tritonite"), Tally()
     worker.at = None
-    assert worker.stopped("crash", tally) is None and worker.again
+    assert worker.stopped("crash", tally) is None and worker.next == worker.task
     worker.second, worker.unstarted = True, False
-    assert worker.stopped("crash", tally).kind == "start" and not worker.again
+    assert worker.stopped("crash", tally).kind == "start" and worker.next == _Task(8)
 
 
 class Said:
@@ -384,19 +396,20 @@ def work(monkeypatch):
     monkeypatch.setenv("TRITONITE_NATIVE", "1")
     threads = torch.get_num_threads()
 
-    def turn(name, alone=False):
+    def turn(name, *task):
         said = Said()
-        run._work(said, run.Chosen([name], []), 3, 0, 1, 1, 0, alone)
+        run._work(said, run.Chosen([name], []), 3, 0, 1, 1, _Task(*task or (0,)))
         return said
 
     yield turn
     torch.set_num_threads(threads)
 
 
-def test_a_call_that_ends_a_process_only_after_others_is_a_finding(work):
-    said = work("neg", alone=True)
-    assert [finding.kind for finding in said.findings()] == ["crash"] and ("alone", None) in said.all
-    assert all(value[-1] == "aten" for kind, value in said.all if kind == "at")
+def test_atens_runs_are_repeated_without_kernels(work):
+    said = work("neg", 0, "aten", 0, 2)
+    assert not said.findings() and said.all[-1] == ("innocent", None) and totals().launched == 0
+    turns = [value[0] for kind, value in said.all if kind == "at"]
+    assert turns == [0, 0, 1, 1, 2, 2] and all(value[-1] == "aten" for kind, value in said.all if kind == "at")
 
 
 def test_an_error_of_the_fuzzer_is_a_finding(work, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import multiprocessing.connection
@@ -13,7 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +31,8 @@ from tritonite.testing.processes import start
 _PATIENCE = 120.0
 # One of this number of calls is of a fused operator, if both kinds are chosen.
 _FUSED_SHARE = 5
+# Variables with which glibc ends a process whose heap was overwritten.
+_HEAP_CHECK = {"LD_PRELOAD": "libc_malloc_debug.so.0", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
 # Calls of one operator of which a kernel serves some, if the drawn arguments fit each other often enough.
 _ENOUGH = 200
 
@@ -116,7 +119,7 @@ def fuzz(
     chosen = chosen_names(names).shuffled(seed)
     end = time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
-    workers = {i: _Worker(context, chosen, seed, i, (processes, turns), 0) for i in range(processes)}
+    workers = {i: _Worker(context, chosen, seed, i, (processes, turns), _Task(0)) for i in range(processes)}
     try:
         while workers:
             ready = multiprocessing.connection.wait([worker.connection for worker in workers.values()], 1.0)
@@ -129,23 +132,37 @@ def fuzz(
                     finding = worker.stopped("hang", tally)
                 if finding is not None:
                     yield finding
-                if worker.ended or (late and not worker.alone):
+                if worker.ended or (late and worker.task.way == "check"):
                     worker.end()
                     del workers[i]
-                    if worker.again or not (late or worker.turn + 1 == turns):
-                        steps, turn = (processes, turns), worker.turn + (not worker.again)
-                        alone = worker.accused or (worker.unstarted and worker.alone)
-                        workers[i] = _Worker(context, chosen, seed, i, steps, turn, alone, worker.unstarted)
+                    task = worker.next
+                    if task is not None and (task.way != "check" or not (late or task.turn == turns)):
+                        workers[i] = _Worker(context, chosen, seed, i, (processes, turns), task, worker.unstarted)
     finally:
         for worker in workers.values():
             worker.end()
 
 
-class _Worker:
-    """A process that checks calls from `turn` on, and the call that it last reported.
+class _Task(NamedTuple):
+    """The work of a process from `turn` on: to check calls, or to make ATen's runs `until` the turn of a call.
 
-    If ATen ends the process in a call, ATen is `accused`, because earlier kernels could be to blame. The next process
-    begins with ATen's run of this call `alone`. A process that ends before its first call is started a `second` time.
+    way: "check"; "alone", ATen's run of the call that ended a process; or "aten", ATen's runs of all calls that this
+        process had made, `since` its first turn.
+    """
+
+    turn: int
+    way: str = "check"
+    since: int = 0
+    until: int = 0
+
+
+class _Worker:
+    """A process with a task, and the call that it last reported.
+
+    If a process ends in a call, earlier ones may have written beyond memory, ATen's among them. The next process
+    repeats ATen's run of this call alone, and a further one ATen's runs of all calls up to it, with a check of the
+    heap. Only if neither ends is the end of the process a finding. A process that ends before its first call is started
+    a `second` time.
     """
 
     def __init__(
@@ -155,18 +172,18 @@ class _Worker:
         seed: int,
         index: int,
         steps: tuple[int, int | None],
-        turn: int,
-        alone: bool = False,
+        task: _Task,
         second: bool = False,
     ) -> None:
         self.connection, theirs = context.Pipe(duplex=False)
-        self.alone, self.accused, self.second, self.unstarted = alone, False, second, False
-        arguments = theirs, chosen, seed, index, *steps, turn, alone
-        self.process = context.Process(target=_work, args=arguments, daemon=True)
-        start(self.process)
+        self.task, self.second, self.unstarted, self.innocent = task, second, False, False
+        self.process = context.Process(target=_work, args=(theirs, chosen, seed, index, *steps, task), daemon=True)
+        with _environment(_HEAP_CHECK if task.way == "aten" else {}):
+            start(self.process)
         theirs.close()
-        self.seed, self.turn, self.heard, self.ended = seed, turn, time.monotonic(), False
+        self.seed, self.turn, self.heard, self.ended = seed, task.turn, time.monotonic(), False
         self.at: tuple[str, int, str, str] | None = None
+        self.next: _Task | None = None
 
     def receive(self, tally: Tally) -> Finding | None:
         """Receive the next message, and return the finding in it or that follows from the end of the process."""
@@ -177,12 +194,12 @@ class _Worker:
             self.process.join()
             if self.process.exitcode == 0:
                 self.ended = True
-                return None
+                return self.acquitted() if self.innocent else None
             return self.stopped("crash", tally)
         if kind == "at":
             self.turn, self.at = value[0], value[1:]
-        elif kind == "alone":
-            self.alone = False
+        elif kind == "innocent":
+            self.innocent = True
         elif kind == "done":
             tally.calls += value[0]
             tally.served += value[1]
@@ -192,39 +209,65 @@ class _Worker:
                 tally.served_of[self.at[0]] += value[1]
         return value if kind == "finding" else None
 
+    def acquitted(self) -> Finding | None:
+        """Return the finding of a call that ended a process though ATen's runs do not, or None if some are left."""
+        task = self.task
+        if task.way == "alone" and task.since < task.until:
+            self.next = task._replace(turn=task.since, way="aten")
+            return None
+        self.next = _Task(task.until + 1)
+        assert self.at is not None
+        overload, number, call, _ = self.at
+        detail = "it ends the process after other calls, which ATen's runs alone do not end"
+        return Finding("crash", overload, self.seed, number, call, detail)
+
     def stopped(self, kind: str, tally: Tally) -> Finding | None:
         """Return the finding for a process that crashed or hangs in a call, or None if ATen is or may be the cause."""
         self.ended = True
         if self.at is None and not self.second:
-            self.unstarted = True
+            self.unstarted, self.next = True, self.task
             return None
+        self.next = _Task(self.turn + 1)
         if self.at is None:
             return Finding("start", "", self.seed, 0, "a process", f"ended with {self.process.exitcode}")
         overload, number, call, whose = self.at
         detail = f"{whose}: {f'exit code {self.process.exitcode}' if kind == 'crash' else f'over {_PATIENCE:.0f} s'}"
-        if whose == "aten" and kind == "crash" and not self.alone:
-            self.accused = True
+        checks = self.task.way == "check"
+        if checks and kind == "crash" and (whose == "aten" or self.task.turn < self.turn):
+            way = "alone" if whose == "aten" else "aten"
+            first = self.turn if way == "alone" else self.task.turn
+            self.next = _Task(first, way, self.task.turn, self.turn)
             return None
+        if not checks:
+            self.next = _Task(self.task.until + 1)
         if whose == "aten":
             tally.aten_crashes.append(f"{call}: {kind}, {detail} ({overload}, {number})")
             return None
         return Finding(kind, overload, self.seed, number, call, detail)
-
-    @property
-    def again(self) -> bool:
-        """True if the next process repeats the turn."""
-        return self.accused or self.unstarted
 
     def end(self) -> None:
         self.process.kill()
         self.process.join()
 
 
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    """Have processes that are started within the context inherit variables."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 @without_tf32()
-def _work(
-    connection: Any, chosen: Chosen, seed: int, index: int, step: int, turns: int | None, turn: int, alone: bool
-) -> None:
-    """Check this process's calls from `turn` on; with `alone` only ATen runs the first."""
+def _work(connection: Any, chosen: Chosen, seed: int, index: int, step: int, turns: int | None, task: _Task) -> None:
+    """Do a task with the calls of this process, every `step`-th from `index` on, up to the turn `turns`."""
     torch.set_num_threads(1)
     # Every fourth process, or one of two or three, makes its calls through Python.
     os.environ["TRITONITE_NATIVE"] = str(int(index % min(step, 4) != 0 or step == 1))
@@ -232,22 +275,28 @@ def _work(
     # BLAS prints errors of calls that ATen then raises for, and PyTorch prints warnings.
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream.fileno())
-    while turn != turns:
+    turn, repeats = task.turn, task.way != "check"
+    while turn != (task.until + 1 if repeats else turns):
         name, number = chosen.turn(turn * step + index)
         before = _launches(name)
         try:
-            for finding in _findings(connection, name, seed, number, turn, alone):
-                connection.send(("finding", finding))
+            if repeats:
+                _run_by_aten(connection, name, seed, number, turn)
+            else:
+                for finding in _findings(connection, name, seed, number, turn):
+                    connection.send(("finding", finding))
         except Exception as error:  # noqa: BLE001 - an error of the fuzzer is a finding, too
             # An error of the device ends the process.
             if "CUDA error" in str(error) or "device-side assert" in str(error):
                 os._exit(3)
             detail = "".join(traceback.format_exception_only(error)).strip()
-            connection.send(("finding", Finding("fuzzer", name, seed, number, name, detail)))
-        if alone:
-            connection.send(("alone", None))
-        connection.send(("done", (1, int(_launches(name) > before), int(name.startswith(PREFIX)))))
-        turn, alone = turn + 1, False
+            if not repeats:
+                connection.send(("finding", Finding("fuzzer", name, seed, number, name, detail)))
+        if not repeats:
+            connection.send(("done", (1, int(_launches(name) > before), int(name.startswith(PREFIX)))))
+        turn += 1
+    if repeats:
+        connection.send(("innocent", None))
 
 
 def _launches(name: str) -> int:
@@ -256,8 +305,16 @@ def _launches(name: str) -> int:
     return served.launched + served.replayed
 
 
-def _findings(connection: Any, name: str, seed: int, number: int, turn: int, alone: bool) -> Iterator[Finding]:
-    """Yield the findings of a call; if ATen runs `alone` and does not crash, that it crashed only after other calls."""
+def _run_by_aten(connection: Any, name: str, seed: int, number: int, turn: int) -> None:
+    """Make ATen's run of a call."""
+    connection.send(("at", (turn, name, number, name, "aten")))
+    call = _drawn(name, seed, number)
+    connection.send(("at", (turn, name, number, str(call), "aten")))
+    call.compose() if isinstance(call, FusedCall) else outcome(call)
+
+
+def _findings(connection: Any, name: str, seed: int, number: int, turn: int) -> Iterator[Finding]:
+    """Yield the findings of a call."""
 
     def at(call: str, whose: str) -> None:
         connection.send(("at", (turn, name, number, call, whose)))
@@ -266,11 +323,6 @@ def _findings(connection: Any, name: str, seed: int, number: int, turn: int, alo
     at(name, "aten")
     call = _drawn(name, seed, number)
     shown = str(call)
-    if alone:
-        at(shown, "aten")
-        call.compose() if isinstance(call, FusedCall) else outcome(call)
-        yield Finding("crash", name, seed, number, shown, "ATen crashes after other calls, and not alone")
-        return
     begin = functools.partial(at, shown)
     found = check_fused(call, begin) if isinstance(call, FusedCall) else check(call, begin)
     synchronize()

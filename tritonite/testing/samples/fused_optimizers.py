@@ -125,6 +125,12 @@ def _terms_of_gradient(arguments: dict[str, Any], index: int) -> tuple[torch.Ten
     return own, arguments["weight_decay"] * param.double() * (-1 if arguments["maximize"] else 1)
 
 
+@facts.terms(*PACKETS)
+def _terms(sums: facts.Sums) -> float:
+    """Return the terms of an update, in which the decayed parameter, means and quotients of order 1 cancel."""
+    return 16.0
+
+
 def _in_float64(name: str, *args: Any, **kwargs: Any) -> Any:
     """Return the results of an overload by ATen's CPU kernel, or the written arguments and the outputs by name.
 
