@@ -322,3 +322,13 @@ def test_a_suite_in_parts_ends_when_time_is_up(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2 and "time is up" in done.stdout
     assert (tmp_path / "record").read_text().startswith("passed\tabc")
+
+
+def test_the_processes_of_a_suite_take_gpus_in_turn(monkeypatch):
+    tool = load("suite_by_parts")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw5")
+    assert tool.visible_gpu() is None
+    monkeypatch.setenv("TRITONITE_SUITE_GPUS", "2")
+    assert tool.visible_gpu() == "1"
+    monkeypatch.delenv("PYTEST_XDIST_WORKER")
+    assert tool.visible_gpu() is None

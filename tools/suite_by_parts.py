@@ -7,6 +7,7 @@
 RECORD gets a line for each test that ends, at once: its outcome, the commit, the device and its name. Lines follow
 those of earlier calls. A test is left out if RECORD or an earlier file, which may be compressed by gzip, says that it
 has passed; `--since COMMIT` counts only what has passed at that commit. Failures are written to RECORD.failures, too.
+With `--gpus N` the processes of pytest's `-n` take the first N GPUs in turn.
 Exits as pytest does: 0 if all remaining tests have passed, and 2 if time was up first. ARGUMENTS are pytest's.
 
 The second form adds the last outcomes of other records to a compressed one, and prints the number of each outcome.
@@ -24,6 +25,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
+
+# The variable that tells processes how many GPUs they share.
+_GPUS = "TRITONITE_SUITE_GPUS"
 
 
 def _lines(file: Path) -> list[str]:
@@ -60,6 +65,17 @@ def pytest_addoption(parser):
     parser.addoption("--since")
     parser.addoption("--until", type=float)
     parser.addoption("--header")
+
+
+def visible_gpu() -> str | None:
+    """Return the GPU of this process of pytest's, or None if it may use all."""
+    worker, gpus = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get(_GPUS)
+    return str(int(worker.removeprefix("gw")) % int(gpus)) if worker and gpus else None
+
+
+# Before CUDA is initialised.
+if (_own := visible_gpu()) is not None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = _own
 
 
 def pytest_configure(config):
@@ -105,6 +121,7 @@ def main() -> int:
     parser.add_argument("--merge", type=Path, nargs="+", metavar="RECORD")
     parser.add_argument("--since")
     parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--gpus", type=int)
     parser.add_argument("--commit", default=_commit(), help="by default that of the working tree")
     options, arguments = parser.parse_known_args()
     if options.merge:
@@ -123,6 +140,7 @@ def main() -> int:
     tools = str(Path(__file__).parent)
     path = os.pathsep.join(filter(None, [tools, os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"TRITONITE_TEST_FULL": "1", "PYTHONPATH": path}
+    environment |= {_GPUS: str(options.gpus)} if options.gpus else {}
     return subprocess.run([*command, *arguments], env=environment, check=False).returncode
 
 
