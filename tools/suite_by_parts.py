@@ -26,7 +26,6 @@ from pathlib import Path
 
 import pytest
 
-
 # The variable that tells processes how many GPUs they share.
 _GPUS = "TRITONITE_SUITE_GPUS"
 
