@@ -148,8 +148,10 @@ def test_outputs_in_another_layout_are_left_to_aten():
 @pytest.mark.declines("ATen raises")
 def test_padding_beyond_half_the_window_is_refused():
     x = _images(2, 3, 8, 8)
-    with tritonite.use_gems(), pytest.raises(RuntimeError, match="pad should be"):
-        torch.nn.functional.max_pool2d(x, 2, padding=2)
+    # Half of the kernel, whatever its dilation.
+    for kernel, dilation in ((2, 1), (3, 3)):
+        with tritonite.use_gems(), pytest.raises(RuntimeError, match="pad should be"):
+            torch.nn.functional.max_pool2d(x, kernel, padding=2, dilation=dilation)
 
 
 @pytest.mark.declines("channels-last images")

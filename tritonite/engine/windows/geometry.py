@@ -137,10 +137,8 @@ def strided(
     pads, spreads = expanded(padding, rank, "padding"), expanded(dilation, rank, "dilation")
     if min(*kernels, *steps, *spreads) < 1 or max(*kernels, *steps, *spreads, *pads, *sizes) >= INT32_LIMIT:
         raise Decline(f"kernel {list(kernels)}, stride {list(steps)}, dilation {list(spreads)}; 1 to 2**31 are served")
-    # ATen takes half of a volume's kernel without its dilation.
-    most = [(kernel if rank == 3 else (kernel - 1) * s + 1) // 2 for kernel, s in zip(kernels, spreads, strict=True)]
-    if any(not 0 <= pad <= limit for pad, limit in zip(pads, most, strict=True)):
-        raise Decline(f"padding {list(pads)} exceeds half the window {list(kernels)} with dilation {list(spreads)}")
+    if any(not 0 <= pad <= kernel // 2 for pad, kernel in zip(pads, kernels, strict=True)):
+        raise Decline(f"padding {list(pads)} exceeds half of the kernel {list(kernels)}, without its dilation")
     counts = []
     for size, kernel, step, spread, pad in zip(sizes, kernels, steps, spreads, pads, strict=True):
         rounding = step - 1 if ceil_mode else 0

@@ -217,6 +217,16 @@ for _rank in (2, 3):
         facts.drawn(_backward)(functools.partial(_chosen_by, _rank, _names, _forward))
 
 
+@facts.drawn(*(f"{name}{rank}d_backward" for name in ("avg_pool", "_adaptive_avg_pool") for rank in (2, 3)))
+def _below_overflow(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return gradients whose sums do not overflow: ATen divides each term, and kernels divide the sum."""
+    grad = arguments["grad_output"]
+    if not facts.real(grad) or not grad.is_floating_point():
+        return arguments
+    most = torch.finfo(grad.dtype).max / 1024
+    return arguments | {"grad_output": grad.where(grad.isinf(), grad.clamp(-most, most))}
+
+
 def _whole_size(rank: int, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return an output size of `rank` numbers: on a GPU ATen reads beyond a shorter one."""
     size = arguments["output_size"]
