@@ -217,6 +217,10 @@ for _rank in (2, 3):
         facts.drawn(_backward)(functools.partial(_chosen_by, _rank, _names, _forward))
 
 
+# Under a negative divisor ATen's kernels for each memory format give 0 different signs.
+facts.ZERO_SIGN_OF_ROUNDOFF |= {"avg_pool2d", "avg_pool3d"}
+
+
 @facts.drawn(*(f"{name}{rank}d_backward" for name in ("avg_pool", "_adaptive_avg_pool") for rank in (2, 3)))
 def _below_overflow(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return gradients whose sums do not overflow: ATen divides each term, and kernels divide the sum."""
