@@ -29,6 +29,13 @@ def _fitted(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"self": _full_rank(x), "b": right, "rcond": None, "driver": "gels"}
 
 
+@facts.drawn(_PACKET)
+def _finite_sides(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return finite right-hand sides: LAPACK refuses others as if an argument were wrong."""
+    right = arguments["b"]
+    return arguments | ({"b": right.nan_to_num(0.5, 2, -2)} if facts.real(right) else {})
+
+
 @facts.residuals(_PACKET)
 def _of_least_squares(
     self: torch.Tensor, b: torch.Tensor, *settings: Any, results: facts.Tensors, **named: Any
