@@ -216,6 +216,10 @@ def _converted(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
+# The numbers of float16, float32 and bfloat16 among PyTorch's dtypes, and that of float64.
+_FLOAT_NUMBERS, _FLOAT64_NUMBER = (5, 6, 15), 7
+
+
 def outcome_in_float64(call: Call) -> Outcome:
     """Return ATen's outcome with all floating-point tensors in float64."""
     found = _outcome_of_wide(call, integers=True)
@@ -225,6 +229,8 @@ def outcome_in_float64(call: Call) -> Outcome:
 
 def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
     wide = call.map(functools.partial(to_reference, integers=integers))
+    if type(number := wide.arguments.get("dtype")) is int and number in _FLOAT_NUMBERS:
+        wide = Call(wide.op, {**wide.arguments, "dtype": _FLOAT64_NUMBER})
     function = _reference_of(call)
     if function is None:
         return outcome(wide)

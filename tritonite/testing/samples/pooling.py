@@ -204,7 +204,8 @@ def _chosen_by(rank: int, names: tuple[str, ...], forward: str, arguments: dict[
     if results is not None and results[1].shape == indices.shape:
         return arguments | {"indices": results[1]}
     if "random_samples" in names and indices.shape != grad.shape:
-        indices = torch.zeros_like(grad, dtype=torch.int64)
+        fits = results is not None and results[1].shape == grad.shape
+        indices = results[1] if fits else torch.zeros_like(grad, dtype=torch.int64)
     return arguments | {"indices": facts.within(indices, 0, x.shape[-rank:].numel() - 1)}
 
 
