@@ -87,16 +87,6 @@ def linalg_table() -> LinalgTable:
     return LINALG[devices.current.kind]
 
 
-def check_size(rows: int, columns: int, dtype: torch.dtype) -> None:
-    """Decline matrices larger than the largest tile. A vector, of one column, stands for right-hand sides by blocks."""
-    table = linalg_table()
-    if not fits_tile(rows, columns, dtype):
-        raise Decline(
-            f"{dtype} matrices of {rows} by {columns}; up to {table.largest} rows and columns are served, and up to "
-            f"{table.tile_bytes} bytes with both rounded up to powers of two"
-        )
-
-
 def fits_tile(rows: int, columns: int, dtype: torch.dtype) -> bool:
     """Return whether a program holds a whole matrix."""
     table = linalg_table()

@@ -12,7 +12,6 @@ from tritonite.engine.iteration import broadcast_shape, contiguous_strides
 from tritonite.engine.linalg.table import (
     aten_is_faster,
     check_panels,
-    check_size,
     fits_tile,
     linalg_table,
     rotates_whole,
@@ -39,14 +38,6 @@ def check_square(tensor: torch.Tensor) -> None:
         raise Decline(f"matrices of {tensor.shape[-2]} by {tensor.shape[-1]}; square ones are served")
 
 
-def check_factored(*tensors: torch.Tensor, method: str) -> None:
-    """Decline matrices larger than a tile, and those for which ATen is faster by a method of the table."""
-    for x in tensors:
-        rows, columns = x.shape[-2:]
-        check_size(rows, columns, x.dtype)
-        decline_if_slower(aten_is_faster(method, max(rows, columns), math.prod(x.shape[:-2]), x.dtype))
-
-
 def is_blocked(x: torch.Tensor, method: str, panels: bool = False) -> bool:
     """Return whether matrices are divided into blocks because no program holds one.
 
@@ -58,7 +49,7 @@ def is_blocked(x: torch.Tensor, method: str, panels: bool = False) -> bool:
     if not math.prod(x.shape[:-2]):
         return False
     if fits_tile(rows, columns, x.dtype):
-        check_factored(x, method=method)
+        decline_if_slower(aten_is_faster(method, max(rows, columns), math.prod(x.shape[:-2]), x.dtype))
         return False
     if panels:
         check_panels(rows, columns, x.dtype)
@@ -69,7 +60,7 @@ def is_blocked(x: torch.Tensor, method: str, panels: bool = False) -> bool:
 def is_solved_by_blocks(right: torch.Tensor, method: str) -> bool:
     """Return whether right-hand sides have more rows than a program holds, which `faster_only` declines."""
     if right.shape[-2] <= linalg_table().largest:
-        check_solved(right, method)
+        decline_if_slower(aten_is_faster(method, right.shape[-2], math.prod(right.shape[:-2]), right.dtype))
         return False
     decline_if_slower(right.numel() > 0)
     return right.numel() > 0
@@ -107,13 +98,6 @@ def is_rotated_by_blocks(x: torch.Tensor, method: str) -> bool:
         return False
     decline_if_slower(True)
     return True
-
-
-def check_solved(right: torch.Tensor, method: str) -> None:
-    """Decline right-hand sides with more rows than a tile, and those for which ATen is faster by a method."""
-    n = right.shape[-2]
-    check_size(n, 1, right.dtype)
-    decline_if_slower(aten_is_faster(method, n, math.prod(right.shape[:-2]), right.dtype))
 
 
 def refuse_errors(check_errors: bool) -> None:
