@@ -342,7 +342,7 @@ def ended(whose, way="check", turn=7, first=7):
     worker.seed, worker.at, worker.ended, worker.turn = 1, ("neg", 5, "neg(...)", whose), False, turn
     worker.process = type("Process", (), {"exitcode": -11})
     worker.task = _Task(first) if way == "check" else _Task(first, way, 3, turn)
-    worker.second, worker.unstarted, worker.innocent, worker.next = False, False, False, None
+    worker.second, worker.unstarted, worker.finished, worker.next = False, False, False, None
     return worker
 
 
@@ -357,9 +357,9 @@ def test_aten_repeats_its_runs_before_a_process_that_ends_is_a_finding():
     worker = ended("aten", first=3)
     assert worker.stopped("crash", tally) is None and worker.next == _Task(7, "alone", 3, 7)
     worker.task, worker.next = worker.next, None
-    assert worker.acquitted() is None and worker.next == _Task(3, "aten", 3, 7)
+    assert worker.unexplained() is None and worker.next == _Task(3, "aten", 3, 7)
     worker.task = worker.next
-    assert worker.acquitted().kind == "crash" and worker.next == _Task(8) and not tally.aten_crashes
+    assert worker.unexplained().kind == "crash" and worker.next == _Task(8) and not tally.aten_crashes
 
 
 @pytest.mark.parametrize("way", ["alone", "aten"])
@@ -407,7 +407,7 @@ def work(monkeypatch):
 
 def test_atens_runs_are_repeated_without_kernels(work):
     said = work("neg", 0, "aten", 0, 2)
-    assert not said.findings() and said.all[-1] == ("innocent", None) and totals().launched == 0
+    assert not said.findings() and said.all[-1] == ("finished", None) and totals().launched == 0
     turns = [value[0] for kind, value in said.all if kind == "at"]
     assert turns == [0, 0, 1, 1, 2, 2] and all(value[-1] == "aten" for kind, value in said.all if kind == "at")
 

@@ -207,8 +207,8 @@ def fusion(allowed: bool = True) -> dict[str, Any]:
     """Return compile options that turn fused multiply-add off in invariant mode, or where it is not `allowed`.
 
     Triton fuses a product and a sum only if no mask is between them. A mask depends on whether a block is whole, and so
-    on the number of rows. Where threads exchange terms of a sum, each fuses its own product, so that a sum that all of
-    them have differs from thread to thread in its last bit.
+    on the number of rows. Where threads exchange the terms of a sum, each fuses the product of its own term. Their
+    copies of the sum then differ in the last bit.
     """
     fused = devices.current.interpreted or (allowed and not settings().invariant)
     return {} if fused else {"enable_fp_fusion": False}

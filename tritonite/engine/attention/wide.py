@@ -16,7 +16,8 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.engine.attention.problem import Problem
-from tritonite.engine.attention.table import WIDE_BLOCK, WIDE_SCORES
+from tritonite.engine.attention.scores import finite_max
+from tritonite.engine.attention.table import LARGEST_HEAD, WIDE_BLOCK, WIDE_SCORES
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.work import NO_EPILOGUE, Epilogue, Sums
 from tritonite.engine.iteration import offset_type, power_of_2
@@ -114,8 +115,7 @@ def normalize_scores(
             score = tl.load(scores + first + key, mask=key < visible, other=0)
             score = _masked(score, bias, batch, row, key, bias_strides, scale, visible, META)
             largest = tl.maximum(m, tl.max(score[None, :], 1))
-            # Without a key that is seen yet the difference of two infinities would be nan.
-            base = tl.where(largest == float("-inf"), 0.0, largest)
+            base = finite_max(largest)
             total = total * libdevice.exp(m - base) + tl.sum(libdevice.exp(score[None, :] - base[:, None]), 1)
             m = largest
         seen = total > 0
@@ -195,7 +195,8 @@ def differentiate_scores(
 def check(problem: Problem) -> None:
     """Decline what these kernels do not serve: packed sequences, dropout, windows, soft caps and sinks."""
     if problem.packed is not None or problem.dropout is not None or not problem.plain:
-        raise Decline("packed sequences, dropout, a window, a soft cap or sinks with heads of more than 256 elements")
+        given = "packed sequences, dropout, a window, a soft cap or sinks"
+        raise Decline(f"{given} with heads of more than {LARGEST_HEAD} elements")
 
 
 def _slices(problem: Problem) -> tuple[list[slice], list[slice]]:

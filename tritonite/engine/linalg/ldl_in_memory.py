@@ -60,7 +60,7 @@ def _multipliers(own, following, i, n, pivot, block, two):
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def factor_matrix(x, pivots, info, n, INDEX: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Replace the lower triangle of a matrix by D, with L below it, and the upper one by 0. Write pivots and code."""
+    """Replace the lower triangle of a matrix by D, with L below it. Write pivots and code."""
     wait_for_previous_launch()
     matrix = tl.program_id(0).to(INDEX)
     first = x + matrix * n * n
@@ -117,10 +117,6 @@ def factor_matrix(x, pivots, info, n, INDEX: tl.constexpr, ROWS: tl.constexpr, C
                 tl.store(following + i, next_factor, mask=(i < n) & two)
             tl.debug_barrier()
         k = end + 1
-    for column in range(1, n):
-        for i_first in range(0, column, ROWS):
-            i = i_first + tl.arange(0, ROWS)
-            tl.store(first + column * n + i, tl.zeros((ROWS,), x.dtype.element_ty), mask=i < column)
     tl.store(info + matrix, failed)
 
 
@@ -193,7 +189,7 @@ def solve_columns(x, factors, pivots, n, n_columns, INDEX: tl.constexpr, ROWS: t
 
 
 def factor(x: torch.Tensor, pivots: torch.Tensor, info: torch.Tensor) -> None:
-    """Factor matrices, (count, n, n), in place; write pivots, (count, n), and codes, (count,)."""
+    """Replace the lower triangles of matrices, (count, n, n); write pivots, (count, n), and codes, (count,)."""
     count, n, _ = x.shape
     factor_matrix[(count,)](
         *(x, pivots, info, n),

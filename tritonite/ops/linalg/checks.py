@@ -38,6 +38,11 @@ def check_square(tensor: torch.Tensor) -> None:
         raise Decline(f"matrices of {tensor.shape[-2]} by {tensor.shape[-1]}; square ones are served")
 
 
+def _decline_if_slower(x: torch.Tensor, method: str, side: int) -> None:
+    """Decline a batch of matrices that a tile holds if ATen is faster by a method of the table."""
+    decline_if_slower(aten_is_faster(method, side, math.prod(x.shape[:-2]), x.dtype))
+
+
 def is_blocked(x: torch.Tensor, method: str, panels: bool = False) -> bool:
     """Return whether matrices are divided into blocks because no program holds one.
 
@@ -49,7 +54,7 @@ def is_blocked(x: torch.Tensor, method: str, panels: bool = False) -> bool:
     if not math.prod(x.shape[:-2]):
         return False
     if fits_tile(rows, columns, x.dtype):
-        decline_if_slower(aten_is_faster(method, max(rows, columns), math.prod(x.shape[:-2]), x.dtype))
+        _decline_if_slower(x, method, max(rows, columns))
         return False
     if panels:
         check_panels(rows, columns, x.dtype)
@@ -60,7 +65,7 @@ def is_blocked(x: torch.Tensor, method: str, panels: bool = False) -> bool:
 def is_solved_by_blocks(right: torch.Tensor, method: str) -> bool:
     """Return whether right-hand sides have more rows than a program holds, which `faster_only` declines."""
     if right.shape[-2] <= linalg_table().largest:
-        decline_if_slower(aten_is_faster(method, right.shape[-2], math.prod(right.shape[:-2]), right.dtype))
+        _decline_if_slower(right, method, right.shape[-2])
         return False
     decline_if_slower(right.numel() > 0)
     return right.numel() > 0
@@ -94,7 +99,7 @@ def is_rotated_by_blocks(x: torch.Tensor, method: str) -> bool:
     if not x.numel():
         return False
     if rotates_whole(rows, columns, x.dtype):
-        decline_if_slower(aten_is_faster(method, columns, math.prod(x.shape[:-2]), x.dtype))
+        _decline_if_slower(x, method, columns)
         return False
     decline_if_slower(True)
     return True

@@ -3,10 +3,11 @@
 import torch
 
 from tritonite.dtypes import FULL_FLOATS
-from tritonite.engine.linalg import launch, ldl_in_memory
+from tritonite.engine.linalg import launch, ldl_in_memory, triangles
 from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.ops.linalg.checks import (
+    blocks_of,
     broadcast_batch,
     check_matrices,
     check_square,
@@ -14,6 +15,7 @@ from tritonite.ops.linalg.checks import (
     is_blocked,
     is_solved_by_blocks,
     matrix_strides,
+    one_batch,
     refuse_errors,
 )
 from tritonite.registry import operator
@@ -31,8 +33,10 @@ def linalg_ldl_factor_ex(self, hermitian=False, check_errors=False, outs=()):
     if not divided:
         launch.ldl(*outs, self)
         return outs
-    factors, pivots = copy_of_blocks(self), empty(self.shape[:-1], torch.int32, self.device)
+    factors, pivots = blocks_of(self.shape, self), empty(self.shape[:-1], torch.int32, self.device)
     info = empty(self.shape[:-2], torch.int32, self.device)
+    # The lower triangle, and 0 above it.
+    triangles.upper(factors.mT, one_batch(self).mT)
     ldl_in_memory.factor(factors, pivots, info)
     for out, own in zip(outs, (factors.view(self.shape), pivots, info), strict=True):
         out.copy_(own)

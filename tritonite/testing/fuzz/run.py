@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import multiprocessing
 import multiprocessing.connection
@@ -12,9 +11,10 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -176,9 +176,9 @@ class _Worker:
         second: bool = False,
     ) -> None:
         self.connection, theirs = context.Pipe(duplex=False)
-        self.task, self.second, self.unstarted, self.innocent = task, second, False, False
+        self.task, self.second, self.unstarted, self.finished = task, second, False, False
         self.process = context.Process(target=_work, args=(theirs, chosen, seed, index, *steps, task), daemon=True)
-        with _environment(_HEAP_CHECK if task.way == "aten" else {}):
+        with mock.patch.dict(os.environ, _HEAP_CHECK if task.way == "aten" else {}):
             start(self.process)
         theirs.close()
         self.seed, self.turn, self.heard, self.ended = seed, task.turn, time.monotonic(), False
@@ -194,12 +194,12 @@ class _Worker:
             self.process.join()
             if self.process.exitcode == 0:
                 self.ended = True
-                return self.acquitted() if self.innocent else None
+                return self.unexplained() if self.finished else None
             return self.stopped("crash", tally)
         if kind == "at":
             self.turn, self.at = value[0], value[1:]
-        elif kind == "innocent":
-            self.innocent = True
+        elif kind == "finished":
+            self.finished = True
         elif kind == "done":
             tally.calls += value[0]
             tally.served += value[1]
@@ -209,8 +209,8 @@ class _Worker:
                 tally.served_of[self.at[0]] += value[1]
         return value if kind == "finding" else None
 
-    def acquitted(self) -> Finding | None:
-        """Return the finding of a call that ended a process though ATen's runs do not, or None if some are left."""
+    def unexplained(self) -> Finding | None:
+        """Return the finding of a call whose end of a process ATen's runs do not explain, or None if some are left."""
         task = self.task
         if task.way == "alone" and task.since < task.until:
             self.next = task._replace(turn=task.since, way="aten")
@@ -250,21 +250,6 @@ class _Worker:
         self.process.join()
 
 
-@contextlib.contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
-    """Have processes that are started within the context inherit variables."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 @without_tf32()
 def _work(connection: Any, chosen: Chosen, seed: int, index: int, step: int, turns: int | None, task: _Task) -> None:
     """Do a task with the calls of this process, every `step`-th from `index` on, up to the turn `turns`."""
@@ -283,7 +268,8 @@ def _work(connection: Any, chosen: Chosen, seed: int, index: int, step: int, tur
             if repeats:
                 _run_by_aten(connection, name, seed, number, turn)
             else:
-                for finding in _findings(connection, name, seed, number, turn):
+                finding = _finding(connection, name, seed, number, turn)
+                if finding is not None:
                     connection.send(("finding", finding))
         except Exception as error:  # noqa: BLE001 - an error of the fuzzer is a finding, too
             # An error of the device ends the process.
@@ -296,7 +282,7 @@ def _work(connection: Any, chosen: Chosen, seed: int, index: int, step: int, tur
             connection.send(("done", (1, int(_launches(name) > before), int(name.startswith(PREFIX)))))
         turn += 1
     if repeats:
-        connection.send(("innocent", None))
+        connection.send(("finished", None))
 
 
 def _launches(name: str) -> int:
@@ -313,8 +299,8 @@ def _run_by_aten(connection: Any, name: str, seed: int, number: int, turn: int) 
     call.compose() if isinstance(call, FusedCall) else outcome(call)
 
 
-def _findings(connection: Any, name: str, seed: int, number: int, turn: int) -> Iterator[Finding]:
-    """Yield the findings of a call."""
+def _finding(connection: Any, name: str, seed: int, number: int, turn: int) -> Finding | None:
+    """Check a call, and return the finding or None."""
 
     def at(call: str, whose: str) -> None:
         connection.send(("at", (turn, name, number, call, whose)))
@@ -326,5 +312,4 @@ def _findings(connection: Any, name: str, seed: int, number: int, turn: int) -> 
     begin = functools.partial(at, shown)
     found = check_fused(call, begin) if isinstance(call, FusedCall) else check(call, begin)
     synchronize()
-    if found is not None:
-        yield Finding(found[0], name, seed, number, shown, found[1])
+    return None if found is None else Finding(found[0], name, seed, number, shown, found[1])

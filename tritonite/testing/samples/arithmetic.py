@@ -25,7 +25,7 @@ facts.may_decline(
     ("polar",),
     ("gradient",),
     ("*: dtype torch.complex*", "*: a tensor that is conjugated or negated when it is read"),
-    "its gradient is complex arithmetic with conjugates, for which there are no kernels",
+    "its gradient multiplies complex numbers and conjugates, which no kernel does",
     dtypes=(torch.float32, torch.float64),
 )
 

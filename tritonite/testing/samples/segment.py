@@ -58,9 +58,8 @@ def _within_the_data(arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments | {"lengths": None, "offsets": None}
     size, before = data.shape[axis], data.shape[: axis % data.dim()]
     # ATen reads lengths or offsets for every row before the axis.
-    given = {name: arguments[name] for name in ("lengths", "offsets")}
-    fits = {name: isinstance(x, torch.Tensor) and x.shape[:-1] == before for name, x in given.items()}
-    lengths, offsets = (x if fits[name] else None for name, x in given.items())
+    given = arguments["lengths"], arguments["offsets"]
+    lengths, offsets = (x if isinstance(x, torch.Tensor) and x.shape[:-1] == before else None for x in given)
     arguments = arguments | {"lengths": lengths, "offsets": offsets}
     if isinstance(lengths, torch.Tensor) and lengths.dim() and lengths.numel():
         whole = facts.real(lengths) and not lengths.is_floating_point()
