@@ -35,6 +35,7 @@ from tritonite.engine.rows.table import ROWS
 from tritonite.engine.searching.table import SEARCHING
 from tritonite.engine.segmented import SEGMENTED
 from tritonite.engine.sorting.table import SORTING
+from tritonite.devices import compile_only
 from tritonite.runtime import contract, native
 from tritonite.runtime.stats import totals
 from tritonite.install import override
@@ -385,3 +386,13 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "host: smoke tests of what no triton decides, run with other releases of torch")
     config.addinivalue_line("markers", "declines(reason): every call of the test may be declined, for this reason")
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Choose blocks as for an H100."""
+    record = dataclasses.replace(compile_only.RECORD, kind="nvidia", dispatch_key="CPU", aten_measured=True)
+    monkeypatch.setattr(devices, "current", record)
+    answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
+    for name, answer in {**answers, "shared_memory": 232_448}.items():
+        monkeypatch.setattr(devices, name, lambda _, answer=answer: answer)

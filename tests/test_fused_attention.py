@@ -116,6 +116,26 @@ def test_tiles_of_the_device():
     agree(operands(H=1, L=150, S=170, sinks=True), {"window": 30, "softcap": 3.0})
 
 
+def moved(x, offset):
+    """Return a copy of a tensor that begins `offset` elements into its memory."""
+    memory = torch.empty(x.numel() + offset, dtype=x.dtype, device=x.device)
+    return memory[offset:].view(x.shape).copy_(x.detach()).requires_grad_()
+
+
+SIZES = [(40, 32), (32, 40), (16, 100), (64, 128), (128, 33), (256, 128), (128, 200), (24, 24), (128, 128)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "offset", "options"),
+    some(SIZES, DTYPES, [0, 3], [{}, {"window": (-1, 4), "softcap": 5.0}, {"is_causal": True}], turns=2),
+)
+@pytest.mark.parametrize("lengths", [(40, 70), (2, 300)], ids=["tiles", "decoding"])
+def test_values_of_other_sizes_than_keys(sizes, dtype, offset, options, lengths):
+    """Tensors that are not aligned are copied by other instructions, into other layouts of shared memory."""
+    given = operands(B=2, H=2, L=lengths[0], S=lengths[1], D=sizes[0], V=sizes[1], dtype=dtype)
+    agree([moved(x, offset) for x in given], options)
+
+
 @pytest.mark.parametrize("heads", [(3, 1), (6, 2), (5, 5)])
 def test_heads_that_are_no_power_of_two(heads):
     agree(operands(2, *heads, L=9, S=11, D=20, V=12, sinks=True), {"window": (4, 1)})

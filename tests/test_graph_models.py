@@ -53,7 +53,9 @@ def test_a_training_step(name, fuse):
     model, given, eager, traced = steps_of(name)
     compiled = torch.compile(model, backend="tritonite", options={"fuse": fuse})
     for _ in range(2):
-        found = tiny_models.trained(compiled, given)
+        # Dynamo leaves loops over experts to eager mode.
+        with tritonite.use_gems():
+            found = tiny_models.trained(compiled, given)
         if not fuse:
             assert torch.equal(found[0].loss, traced[0].loss) and torch.equal(found[0].logits, traced[0].logits)
             assert equal(named(found[1]), named(traced[1]))
@@ -61,7 +63,7 @@ def test_a_training_step(name, fuse):
         reference = traced if name == "mixtral" or (name == "bert" and tritonite.device == "cuda") else eager
         close([found[0].loss, found[0].logits], [reference[0].loss, reference[0].logits])
         close(named(found[1]), named(reference[1]))
-    assert all(not graph.reasons and graph.replayed == 1 for graph in backend.graphs)
+    assert all(graph.replayed and not graph.reasons for graph in backend.graphs)
 
 
 def named(gradients):

@@ -1,6 +1,5 @@
 """Invariant mode: the bits of a row do not depend on how many rows are in the batch."""
 
-import dataclasses
 import sys
 
 import pytest
@@ -9,7 +8,6 @@ from conftest import FULL, every_second
 
 import tritonite
 from tritonite import devices, fused
-from tritonite.devices import compile_only
 from tritonite.engine import scan
 from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm import operands as gemm_operands
@@ -44,16 +42,6 @@ def small_blocks(change_tables, change_device):
     """Make blocks of 128 elements of a row, two of them in a program."""
     change_device(row_elements=512)
     change_tables(rows={"invariant": Invariant(1 / 4, 2, 16)})
-
-
-@pytest.fixture
-def on_a_gpu(monkeypatch):
-    """Choose blocks as for an H100."""
-    record = dataclasses.replace(compile_only.RECORD, kind="nvidia", dispatch_key="CPU", aten_measured=True)
-    monkeypatch.setattr(devices, "current", record)
-    answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
-    for name, answer in {**answers, "shared_memory": 232_448}.items():
-        monkeypatch.setattr(devices, name, lambda _, answer=answer: answer)
 
 
 def bits(result):

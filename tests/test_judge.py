@@ -179,6 +179,14 @@ def test_errors_of_both_signs_are_no_bias(dtype):
 
 
 @SIXTEEN_BITS
+def test_large_errors_of_one_sign_are_no_bias(dtype):
+    """A sum of a row has an error that all results of the row share."""
+    exact = drawn(2000)
+    ours = (exact + 2.5 * torch.finfo(dtype).eps * exact.abs()).to(dtype)
+    assert judge(ours, exact.to(dtype), exact, terms=1e12).failure is None
+
+
+@SIXTEEN_BITS
 def test_repeated_values_are_no_bias(dtype):
     """Errors of results of coarse inputs are not independent."""
     exact = drawn(4).repeat(100)

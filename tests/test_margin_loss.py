@@ -1,6 +1,7 @@
 """Margin losses where samples do not reach: several programs and blocks, repeated labels, wrong classes, gradients."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -40,6 +41,16 @@ def test_classes_of_several_blocks(reduction, tiny_blocks):
     for p, weight, scores in ((1, None, x), (2, normal(90)[::2].abs(), x.t().contiguous().t())):
         same("multi_margin_loss", scores, target, p, 0.5, weight, reduction)
         same("multi_margin_loss_backward", grad, scores, target, p, 0.5, weight, reduction)
+
+
+def test_infinite_weights_of_classes():
+    """A weight counts where a margin is violated, and nowhere else."""
+    x, weight = torch.tensor([[0.0, 3.0, -3.0]] * 2, device=tritonite.device), normal(3).abs()
+    weight[0] = math.inf
+    target, grad = torch.tensor([0, 1], device=tritonite.device), torch.tensor(2.0, device=tritonite.device)
+    for p in (1, 2):
+        same("multi_margin_loss", x, target, p, 1.0, weight, NONE)
+        same("multi_margin_loss_backward", grad, x, target, p, 1.0, weight, SUM)
 
 
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])

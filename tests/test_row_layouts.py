@@ -2,6 +2,7 @@
 
 import functools
 import math
+from random import Random
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from tritonite import devices
 from tritonite.devices import nvidia
 from tritonite.engine.rows import blocks
 from tritonite.engine.rows import space as spaces
+from tritonite.engine.rows.blocks import RowTraits
 from tritonite.engine.rows.space import RowSpace
 from tritonite.language.indices import quotient
+from tritonite.runtime import contract
 from tritonite.runtime.libentry import libentry
 from tritonite.testing.judge import assert_close
 
@@ -29,6 +32,26 @@ def test_outputs_of_any_strides_and_outputs_that_overlap_inputs(device):
         assert served("sum.IntList_out")
         torch.amax(x, 1, out=x[:, 0].view(6))
     assert tritonite.stats()["amax.out"].declined
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "invariant"])
+@pytest.mark.parametrize("record", ["interpreter", "gpu"])
+def test_blocks_are_powers_of_two(record, invariant, request):
+    """Blocks of drawn rows and columns, of one to five operands of each size of an element."""
+    if record == "gpu":
+        request.getfixturevalue("on_a_gpu")
+    random = Random(1)
+    with contract.under(contract.Settings(False, invariant)):
+        for _ in range(2000):
+            sizes = [random.choice((1, 2, 3, 4, 5, 8, 12, 36, 100, 720, 4096, 50_000)) for _ in range(3)]
+            dtype = random.choice((torch.bfloat16, torch.float32, torch.float64, torch.bool))
+            operands = [torch.empty(sizes, dtype=dtype, device="meta") for _ in range(random.randint(1, 5))]
+            dims = tuple(sorted(random.sample(range(3), random.randint(1, 2))))
+            space = RowSpace.of(operands, dims, operands[:1], (), False)
+            traits = RowTraits(dtype.itemsize, random.random() < 0.5, random.randint(1, len(operands)), torch.float32)
+            found = blocks.for_reduction(space, 1), blocks.for_transform(space, traits), blocks.for_segments(space)
+            for each in (*found, blocks.for_states(space)):
+                assert each.rows.bit_count() == each.columns.bit_count() == 1, (sizes, dims, dtype, each)
 
 
 def test_dimensions_that_all_operands_share_collapse():

@@ -327,6 +327,7 @@ def test_a_suite_in_parts_ends_when_time_is_up(tmp_path):
 def test_the_processes_of_a_suite_take_gpus_in_turn(monkeypatch):
     tool = load("suite_by_parts")
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw5")
+    monkeypatch.delenv("TRITONITE_SUITE_GPUS", raising=False)
     assert tool.visible_gpu() is None
     monkeypatch.setenv("TRITONITE_SUITE_GPUS", "2")
     assert tool.visible_gpu() == "1"

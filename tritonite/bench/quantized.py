@@ -57,7 +57,7 @@ def _scaled(random: Source, M: int, N: int, K: int) -> Arguments:
 
 
 def _scaled_groups(random: Source, M: int, N: int, K: int) -> Arguments:
-    experts = random.choice(_EXPERTS)
+    experts = max(1, min(random.choice(_EXPERTS), random.sizes.most // (N * K)))
     ends = sorted(random.randrange(M + 1) for _ in range(experts - 1)) + [M]
 
     def arguments(make: Make) -> Sequence[Any]:

@@ -102,10 +102,11 @@ def _class_losses(
     for begin in range(0, n_classes, meta.classes):
         column = begin + tl.arange(0, meta.classes).to(meta.index)
         violation, others = _violations(x, x_strides, row, column, own_class, exists, score, margin, n_classes)
-        loss = tl.where(others, violation, 0.0)
+        loss = violation
         if meta.squared:
             loss = loss * loss
-        total += tl.sum(loss * own_weight[:, None], axis=1)
+        # A weight may be infinite.
+        total += tl.sum(tl.where(others & (violation > 0), loss * own_weight[:, None], 0.0), axis=1)
     total = true_divide(total, tl.full((ROWS,), count, tl.int64).to(meta.compute))
     if meta.reduced:
         tl.store(losses + tl.program_id(0), tl.sum(total, axis=0).to(losses.dtype.element_ty))
@@ -149,8 +150,8 @@ def _class_gradients(
         if meta.squared:
             slope = 2.0 * share[:, None] * violation
         else:
-            slope = tl.where(violation > 0, share[:, None], 0.0)
-        slope = tl.where(others, slope * own_weight[:, None], 0.0)
+            slope = tl.broadcast_to(share[:, None], violation.shape)
+        slope = tl.where(others & (violation > 0), slope * own_weight[:, None], 0.0)
         total += tl.sum(slope, axis=1)
         result = (slope * grad[:, None]).to(gradient.dtype.element_ty)
         tl.store(gradient + ((row * n_classes)[:, None] + column[None, :]), result, mask=others)

@@ -16,7 +16,7 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.norm.launch import backward, forward, forward_in_place
 from tritonite.errors import Decline
 from tritonite.fused.check import check_alike, check_parameters, check_shape, share_memory
-from tritonite.fused.norm_formulas import LAYER_NORM, check_casting, layer_means_of, rms_kind, rms_means_of
+from tritonite.fused.norm_formulas import check_casting, layer_kind, layer_means_of, rms_kind, rms_means_of
 from tritonite.registry import library_operator
 
 
@@ -31,7 +31,7 @@ def layer_norm(
     """Return the layer norm of x over the last dimension, or with a residual, that of x + residual and the sum.
 
     The norm of h is (h - mean(h)) / sqrt(var(h) + eps) * weight + bias. fp16 and bf16 are computed in float32 and
-    rounded once; a sum is not rounded before it is normalised. Forward and backward read and write every tensor once,
+    rounded once; a sum is rounded before it is normalised, too. Forward and backward read and write every tensor once,
     unless rows are too long for a program's registers.
 
     Args:
@@ -119,8 +119,8 @@ def skip_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the layer norm of x + residual over the last dimension, and the sum, which is the next residual.
 
-    fp16 and bf16 are computed in float32, and the sum is rounded only as a result, not before it is normalised. Every
-    tensor is read and written once, forward and backward, unless rows are too long for a program's registers.
+    fp16 and bf16 are computed in float32, and the sum is rounded before it is normalised. Every tensor is read and
+    written once, forward and backward, unless rows are too long for a program's registers.
 
     Args:
         x: (..., N) of float16, bfloat16, float32 or float64, of any strides.
@@ -221,7 +221,7 @@ def _layer_norm_gradient(ctx, grad, grad_total, grad_mean, grad_rstd):
 def layer_norm_host(x, residual=None, weight=None, bias=None, eps=1e-5):
     """Return the layer norm of x + residual, the sum, and the rows' mean and rstd: Ba, Kiros, Hinton 2016."""
     _check(x, residual, weight=weight, bias=bias)
-    outs = forward(x, residual, weight, bias, eps, LAYER_NORM[residual is not None])
+    outs = forward(x, residual, weight, bias, eps, layer_kind(x, residual))
     return [*outs[:2], *outs[:1:-1]]
 
 

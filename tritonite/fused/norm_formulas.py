@@ -22,6 +22,16 @@ def _sum_moments(x, residual):
 
 
 @triton.jit
+def _float16_sum_moments(x, residual):
+    return moment_leaf((x + residual).to(tl.float16).to(x.dtype))
+
+
+@triton.jit
+def _bfloat16_sum_moments(x, residual):
+    return moment_leaf((x + residual).to(tl.bfloat16).to(x.dtype))
+
+
+@triton.jit
 def _square(x):
     return x * x
 
@@ -52,11 +62,15 @@ def _rstd(leaf):
     return Reduction((0.0,), leaf, add_states, _inverse_root_mean_square)
 
 
-_MOMENTS = ((0.0, 0.0, 0.0), combine_moments, mean_and_rstd, (None,) * 3, 2)
-# Layer norms by whether there is a residual.
-LAYER_NORM = {
-    skip: NormKind(Reduction(_MOMENTS[0], leaf, *_MOMENTS[1:]))
-    for skip, leaf in ((False, moment_leaf), (True, _sum_moments))
+def _moments(leaf):
+    return Reduction((0.0, 0.0, 0.0), leaf, combine_moments, mean_and_rstd, (None,) * 3, 2)
+
+
+_LAYER_NORM, _LAYER_NORM_OF_SUM = NormKind(_moments(moment_leaf)), NormKind(_moments(_sum_moments))
+# The gradient is that of the rounded sum, which is saved. In rows of nearly equal elements another sum has others.
+_LAYER_NORM_OF_ROUNDED = {
+    torch.float16: NormKind(_moments(_float16_sum_moments), round_total=True),
+    torch.bfloat16: NormKind(_moments(_bfloat16_sum_moments), round_total=True),
 }
 _RSTD_OF_ONE, _RSTD_OF_SUM = _rstd(_square), _rstd(_square_of_sum)
 # Reductions of sums that are rounded to a dtype before they are normalised.
@@ -85,6 +99,11 @@ _ROUNDED = {"llama": (True, True), "gemma": (True, False), "none": (False, False
 def check_casting(casting: str) -> None:
     if casting not in _ROUNDED:
         raise Decline(f'casting is {casting!r}: it may be "llama", "gemma" or "none"')
+
+
+def layer_kind(x: torch.Tensor, residual: torch.Tensor | None) -> NormKind:
+    """Return the kind of a layer norm."""
+    return _LAYER_NORM if residual is None else _LAYER_NORM_OF_ROUNDED.get(x.dtype, _LAYER_NORM_OF_SUM)
 
 
 def rms_kind(x: torch.Tensor, residual: torch.Tensor | None, offset: float, casting: str) -> NormKind:

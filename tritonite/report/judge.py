@@ -117,7 +117,8 @@ def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str 
     """Describe one-sided rounding of a 16-bit result: towards 0, away from 0, down or up. Return None without it.
 
     Each distinct value of `exact` that the dtype cannot represent has one vote: the sign of the result's distance from
-    that value rounded to nearest. Truncation makes half of the votes negative. Repeated values are not independent.
+    that value rounded to nearest. Truncation makes half of the votes negative. Repeated values are not independent, and
+    results that are further away have errors of other causes, which they may share.
     """
     dtype = actual.dtype
     if dtype.itemsize != 2:
@@ -126,6 +127,7 @@ def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str 
     counted = (near.double() != exact) & (near.abs() >= least)
     for each in (near, actual, aten):
         counted &= each.isfinite()
+    counted &= (actual.double() - near.double()).abs() <= torch.finfo(dtype).eps * near.double().abs()
     if int(counted.sum()) <= _DEVIATIONS**2:
         return None
     values, order = exact[counted].sort()

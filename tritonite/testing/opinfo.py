@@ -59,7 +59,7 @@ _MAX_STEPS = 2**14
 # Gradients that are not judged in float64, where ATen's, the only reference, is less exact than ours (by mpmath).
 UNSURE_GRADIENTS = {"logcumsumexp"}
 # Gradients that are not judged in 16 bits: formulas of many operators, each of which rounds.
-ROUNDED_GRADIENTS = {"ldexp", "linalg_vector_norm"}
+ROUNDED_GRADIENTS = {"dist", "ldexp", "linalg_vector_norm"}
 # On a GPU ATen rounds every step of these formulas of the rounded result, so that it is right in an element by chance.
 ROUNDED_GRADIENTS |= {"_foreach_rsqrt", "_foreach_tanh"}
 # Many elements are equal in 16 bits, and ATen gives the gradient to any of them.

@@ -17,6 +17,8 @@ LARGEST_HEAD = 256
 # Scores of wider heads that lie in memory at a time, in float32, and keys of them that a program reads at a time.
 WIDE_SCORES = 2**25
 WIDE_BLOCK = 2048
+# Scores of a wider head, over all batches, from which on these products are faster than ATen's kernel on Hopper.
+WIDE_FASTER = 2**22
 
 
 def _registers(threads: int) -> int:

@@ -91,7 +91,7 @@ def normalize_scores(
     bias,
     strides,
     bias_strides,
-    scale,
+    scale: tl.float64,
     n_rows,
     n_stored,
     n_keys,
@@ -104,6 +104,7 @@ def normalize_scores(
     """
     wait_for_previous_launch()
     facts: tl.constexpr = META
+    factor = tl.full((), scale, tl.float64).to(tl.float32)
     batch, row = tl.program_id(0) // n_stored, tl.program_id(0) % n_stored
     lane = tl.arange(0, facts.block)
     if row < n_rows:
@@ -113,7 +114,7 @@ def normalize_scores(
         for start in range(0, visible, facts.block):
             key = start + lane
             score = tl.load(scores + first + key, mask=key < visible, other=0)
-            score = _masked(score, bias, batch, row, key, bias_strides, scale, visible, META)
+            score = _masked(score, bias, batch, row, key, bias_strides, factor, visible, META)
             largest = tl.maximum(m, tl.max(score[None, :], 1))
             base = finite_max(largest)
             total = total * libdevice.exp(m - base) + tl.sum(libdevice.exp(score[None, :] - base[:, None]), 1)
@@ -124,7 +125,7 @@ def normalize_scores(
         for start in range(0, n_keys, facts.block):
             key = start + lane
             score = tl.load(scores + first + key, mask=key < visible, other=0)
-            score = _masked(score, bias, batch, row, key, bias_strides, scale, visible, META)
+            score = _masked(score, bias, batch, row, key, bias_strides, factor, visible, META)
             p = libdevice.exp(score - tl.broadcast_to(base, score.shape)) * tl.broadcast_to(inverse, score.shape)
             tl.store(probabilities + first + key, p, mask=key < n_keys)
         if logsumexp is not None:
@@ -152,7 +153,7 @@ def differentiate_scores(
     grad_strides,
     strides,
     bias_strides,
-    scale,
+    scale: tl.float64,
     n_rows,
     n_keys,
     n_elements,
@@ -166,6 +167,7 @@ def differentiate_scores(
     """
     wait_for_previous_launch()
     facts: tl.constexpr = META
+    factor = tl.full((), scale, tl.float64).to(tl.float32)
     batch, row = tl.program_id(0) // n_rows, tl.program_id(0) % n_rows
     lane = tl.arange(0, facts.block)
     own, line = batch.to(facts.index), row.to(facts.index)
@@ -184,11 +186,11 @@ def differentiate_scores(
     for start in range(0, n_keys, facts.block):
         key = start + lane
         score = tl.load(scores + first + key, mask=key < visible, other=0)
-        score = _masked(score, bias, batch, row, key, bias_strides, scale, visible, META)
+        score = _masked(score, bias, batch, row, key, bias_strides, factor, visible, META)
         p = libdevice.exp(score - logarithm)
         dp = tl.load(by_probabilities + first + key, mask=key < n_keys, other=0)
         tl.store(probabilities + first + key, p, mask=key < n_keys)
-        ds = p * (dp - tl.broadcast_to(delta, dp.shape)) * scale
+        ds = p * (dp - tl.broadcast_to(delta, dp.shape)) * factor
         tl.store(by_scores + first + key, ds, mask=key < n_keys)
 
 

@@ -271,7 +271,8 @@ def _row_per_thread(space: RowSpace, held_bytes: int = 0) -> RowBlocks | None:
     length, enough = space.n_reduced, devices.current.programs // 2 * devices.warp_size()
     columns, each = power_of_2(length), 16 // space.itemsize
     if held_bytes:
-        each = max(1, min(each, held_bytes // (columns * space.itemsize)))
+        fits = max(1, held_bytes // (columns * space.itemsize))
+        each = min(each, 1 << fits.bit_length() - 1)
     if not 0 < length <= ROWS[devices.current.kind].short_columns:
         return None
     if length > 4 and space.n_kept < enough * each:

@@ -41,12 +41,12 @@ def _problem(call):
     starts, lengths, mask, scale = call.starts, call.lengths, call.mask, call.scale
     checks.check_rank(*call[:3])
     query, key, value = checks.rows_first(*call[:3])
-    checks.check_operands(query, key, value, 8, SINGLE_FLOATS, one_size=False, largest=_LARGEST_HEAD)
+    every = 16 // query.dtype.itemsize
+    checks.check_operands(query, key, value, every, SINGLE_FLOATS, one_size=False, largest=_LARGEST_HEAD)
     if query.shape[1] != key.shape[1]:
         raise Decline(f"query has {query.shape[1]} heads and key {key.shape[1]}: they must have equally many")
     if query.shape[0] > _LARGEST_BATCH:
         raise Decline(f"the batch is {query.shape[0]}: ATen has several launches above {_LARGEST_BATCH}")
-    every = 16 // query.dtype.itemsize
     for tensor in (query, key):
         _check_aligned(tensor, every, (1, 2))
     shape = (*query.shape[:3], key.shape[2])

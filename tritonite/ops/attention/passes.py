@@ -28,14 +28,20 @@ def _decline_if_slower(problem, backend, *done_by):
     decline_if_slower(unmeasured or (measured and slower))
 
 
+def _decline_wide_if_slower(problem):
+    """Decline heads wider than a tile where ATen may be faster: few scores or masked ones, which are not measured."""
+    measured = devices.has_wgmma(problem.query.device) and not problem.causal and problem.bias is None
+    scores = problem.batch * problem.queries * problem.keys
+    decline_if_slower(devices.current.aten_measured and not (measured and scores >= table.WIDE_FASTER))
+
+
 def run_forward(problem, backend, out, logsumexp, empty_rows):
     """Write out and logsumexp, and return the seed and the offset that dropout drew, or None.
 
     A kernel that leaves logsumexp is to serve the gradient as well, unless there is dropout.
     """
     if problem.size > table.LARGEST_HEAD:
-        # Not measured beside ATen's kernels.
-        decline_if_slower(True)
+        _decline_wide_if_slower(problem)
         wide.attention(problem, out, logsumexp, empty_rows)
         return None
     gradient = ()
@@ -62,7 +68,7 @@ def run_backward(problem, backend, grad_out, out, logsumexp, grads, grad_bias=No
     if problem.size > table.LARGEST_HEAD:
         if grad_bias is not None:
             raise Decline(f"the gradient of a bias of heads of more than {table.LARGEST_HEAD} elements")
-        decline_if_slower(True)
+        _decline_wide_if_slower(problem)
         wide.attention_backward(problem, grad_out, out, logsumexp, grads)
         return grads
     _decline_if_slower(problem, backend, _backward_kernels(problem, grad_out, grads, grad_bias))

@@ -35,9 +35,10 @@ const Driver* driver_in(const std::string& path) {
   const char* error = nullptr;
   const Driver* driver = give(&error);
   TORCH_CHECK(driver, "tritonite: ", path, " gives no driver: ", error ? error : "it does not say why");
+  // Numbers as strings: with a libstdc++ linked statically, as some compilers do, a stream of numbers ends the process.
   TORCH_CHECK(
-      driver->version == kDriverVersion, "tritonite: ", path, " was built for version ", driver->version,
-      " of driver.h; this is version ", kDriverVersion);
+      driver->version == kDriverVersion, "tritonite: ", path, " was built for version ", std::to_string(driver->version),
+      " of driver.h; this is version ", std::to_string(kDriverVersion));
   TORCH_CHECK(
       driver->load_module && driver->find_function && driver->unload_module && driver->launch_kernel &&
           driver->current_stream && driver->raw_stream && driver->fill && driver->copy_to_host && driver->wait &&

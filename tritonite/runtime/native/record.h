@@ -124,7 +124,7 @@ Parameter parameter_of(const py::handle& described, Launch& launch, const Driver
     const auto bytes = dtype_or_map.cast<std::string>();
     TORCH_CHECK(
         bytes.size() == sizeof(TensorMap) && driver && driver->replace_address,
-        "tritonite: a tensor descriptor of ", bytes.size(), " bytes, which this driver does not support");
+        "tritonite: a tensor descriptor of ", std::to_string(bytes.size()), " bytes, which this driver does not support");
     parameter.kind = Parameter::kDescriptor;
     parameter.index = launch.descriptors.size();
     std::memcpy(launch.descriptors.emplace_back().bytes, bytes.data(), bytes.size());
@@ -336,7 +336,7 @@ bool record(State& state, const Call& call, bool keyed, Stack* stack, size_t arg
   for (size_t i = 0; i < arguments; ++i) {
     if (!is_invalid_enumeration(first[i], schema.arguments()[i])) continue;
     TORCH_CHECK(
-        state.kernel, state.label, ": ", schema.arguments()[i].name(), " is ", first[i].toInt(),
+        state.kernel, state.label, ": ", schema.arguments()[i].name(), " is ", std::to_string(first[i].toInt()),
         ", which is not a dtype, layout or memory format");
     decline(state, call, keyed, "an integer that names no dtype, layout or memory format");
     return false;

@@ -79,6 +79,8 @@ _UNRESIZED = ("rrelu_with_noise.out",)
 _REPLACED = ("_batch_norm_with_update.out",)
 # Overloads whose CPU kernels in ATen repeat the first row in an output whose rows are one element apart.
 _ROWS_REPEATED = ("_upsample_bicubic2d_aa.out", "_upsample_bilinear2d_aa.out")
+# Overloads whose GPU kernels in ATen write to other places of outputs that are not contiguous.
+_MISPLACED = ("mode.values",)
 
 
 class Call(NamedTuple):
@@ -533,6 +535,8 @@ class Drawer:
                 outs[name] = like[:-1] if self._chance(0.5) else like[1:]
         if self.device == "cpu" and self.op.overload in _ROWS_REPEATED:
             outs = {name: _with_rows(x) for name, x in outs.items()}
+        if self.device != "cpu" and self.op.overload in _MISPLACED:
+            outs = {name: x.contiguous() for name, x in outs.items()}
         return outs
 
 

@@ -36,7 +36,8 @@ def _gated(tensors: facts.Tensors) -> dict[str, Any] | None:
 def _tangent(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return the result of glu for an input with an even last dimension, the input, and its tangent."""
     x, tangent = tensors[0], tensors[1].expand(tensors[0].shape)
-    if not x.dim():
+    # ATen computes glu of floats alone.
+    if not x.dim() or not (x.is_floating_point() or x.is_complex()):
         return None
     even = x.shape[-1] // 2 * 2
     x, tangent = x[..., :even], tangent[..., :even]

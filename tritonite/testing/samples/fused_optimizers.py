@@ -89,8 +89,9 @@ def _like_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
     if isinstance(found["lr"], float):
         found["lr"] = max(-_LARGEST_RATE, min(found["lr"], _LARGEST_RATE))
     # Kernels serve the factors that torch.optim accepts.
+    # The sign of a zero mean under a factor of -0.0 depends on the form of the sum.
     betas = [name for name in ("beta1", "beta2") if isinstance(found.get(name), float)]
-    found |= {name: 0.9 for name in betas if not 0 <= found[name] <= 1}
+    found |= {name: abs(found[name]) if 0 <= found[name] <= 1 else 0.9 for name in betas}
     found |= {"grads": [_beside_decay(found, i) for i in range(len(found["grads"]))]}
     if "beta1" in found:
         found |= {"exp_avgs": [_beside_gradient(found, i) for i in range(len(found["exp_avgs"]))]}

@@ -181,7 +181,12 @@ def _rotated(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
-    return x.double().norm(dim=(-2, -1)) if x.numel() else x.new_zeros(x.shape[:-2]).double()
+    """Return the Frobenius norms of matrices, of which no element's square overflows or underflows."""
+    if not x.numel():
+        return x.new_zeros(x.shape[:-2]).double()
+    largest = x.double().abs().amax((-2, -1), keepdim=True)
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    return (x.double() / scale).norm(dim=(-2, -1)) * scale[..., 0, 0]
 
 
 def units(error: torch.Tensor, scale: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

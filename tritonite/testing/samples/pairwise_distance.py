@@ -36,8 +36,18 @@ def _as_matrix(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return a matrix of some rows: ATen ends the process for other tensors."""
     x = arguments["self"]
     if not isinstance(x, torch.Tensor) or (x.dim() == 2 and x.numel()):
-        return arguments
+        return _finite(arguments) if "pdist" in arguments else arguments
     return arguments | {"self": torch.ones(2, 3, dtype=x.dtype, device=x.device)}
+
+
+@facts.drawn("_cdist_backward")
+def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return finite matrices for the largest difference, of which ATen's kernel for CPUs takes inf - inf."""
+    if devices.current.aten != "cpu" or arguments["p"] != math.inf:
+        return arguments
+    matrices = {name: arguments[name] for name in ("self", "x1", "x2") if isinstance(arguments.get(name), torch.Tensor)}
+    floats = {name: x for name, x in matrices.items() if x.is_floating_point()}
+    return arguments | {name: x.nan_to_num(1.0, 1.0, -1.0) for name, x in floats.items()}
 
 
 @facts.layouts(*PACKETS)
@@ -79,7 +89,7 @@ def _two_matrices(tensors: facts.Tensors) -> dict[str, Any] | None:
     return given
 
 
-@facts.arguments("_pdist_forward", "_pdist_backward")
+@facts.arguments("_pdist_forward")
 def _one_matrix(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return a matrix that is contiguous, as ATen requires."""
     x = tensors[0]
@@ -88,3 +98,10 @@ def _one_matrix(tensors: facts.Tensors) -> dict[str, Any] | None:
     x = x.contiguous().flatten(0, -2) if x.dim() > 1 else x.reshape(-1, 1)
     distances = torch.ops.aten._pdist_forward(x, _norm(x))
     return {"self": x, "p": _norm(x), "pdist": distances, "grad": _like(x, distances)}
+
+
+@facts.arguments("_pdist_backward")
+def _some_rows(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Return a matrix with rows: ATen ends the process for one without."""
+    given = _one_matrix(tensors)
+    return given if given is not None and given["self"].shape[0] else None

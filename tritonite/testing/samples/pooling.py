@@ -239,7 +239,7 @@ def _whole_size(rank: int, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 for _rank in (2, 3):
-    facts.drawn(f"_adaptive_avg_pool{_rank}d")(functools.partial(_whole_size, _rank))
+    facts.drawn(*(f"{prefix}adaptive_avg_pool{_rank}d" for prefix in ("", "_")))(functools.partial(_whole_size, _rank))
 
 
 @facts.drawn("max_unpool2d", "max_unpool3d")
