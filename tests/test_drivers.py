@@ -106,7 +106,6 @@ def test_a_failing_function_is_one_error(found, failing, error):
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("without HIP", "libamdhip64.so cannot be loaded"),
         ("without PyTorch's", "libc10_hip.so is not loaded"),
         ("NOT_HERE", "gives no driver: no such device"),
         ("OF_ANOTHER_VERSION", "was built for version 2 of driver.h; this is version 1"),
@@ -117,6 +116,12 @@ def test_a_failing_function_is_one_error(found, failing, error):
 )
 def test_a_driver_that_cannot_be_used_says_why(found, name, error):
     assert error in found[name]
+
+
+def test_a_machine_without_hip_lacks_a_library(found):
+    # HIP's own library may be installed without a PyTorch for HIP.
+    missing = "libamdhip64.so cannot be loaded", "libc10_hip.so is not loaded"
+    assert any(error in found["without HIP"] for error in missing)
 
 
 def test_a_data_dependent_size_in_a_capture_is_atens(found):

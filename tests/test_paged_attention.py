@@ -10,7 +10,7 @@ import sys
 import pytest
 import scripts
 import torch
-from conftest import FULL, covering
+from conftest import FULL, covering, some
 
 import tritonite
 from tritonite import fused
@@ -195,6 +195,16 @@ def test_float8_caches(small_tiles, dtype, heads):
 @pytest.mark.parametrize(("D", "V"), [(8, 8), (24, 40), (80, 16), (256, 130)])
 def test_sizes_of_heads(small_tiles, D, V):
     Sequences([70, 31], D=D, V=V, tokens=[3, 1]).check()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "cache", "page"),
+    some([(17, 1), (1, 40), (40, 32), (64, 128), (130, 20)], [torch.float32, *FLOATS_16], [None, FLOAT8], [1, 16]),
+)
+def test_sizes_of_heads_in_tiles_of_the_table(sizes, dtype, cache, page):
+    """Several tokens of a sequence make a tile of 64 rows, which a warp group multiplies."""
+    given = {"D": sizes[0], "V": sizes[1], "dtype": dtype, "cache": cache, "page": page}
+    Sequences([17, 15, 33], tokens=[5, 2, 5], H=8, shared=1, **given).check()
 
 
 def test_sequences_without_keys(small_tiles):

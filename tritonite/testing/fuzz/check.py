@@ -141,6 +141,9 @@ def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> 
     """Return (kind, detail) of the difference between an outcome and ATen's, or None."""
     if actual.raised and isinstance(actual.result, (OverflowError, ValueError)) and _unpackable(call):
         return None
+    if isinstance(expected.result, torch.OutOfMemoryError):
+        # It depends on what else is in memory.
+        return None
     if expected.raised and actual.raised:
         if type(actual.result) is type(expected.result):
             return None

@@ -201,7 +201,11 @@ def _edges(chooser: random.Random, arguments: Arguments) -> Arguments:
         edges = bins.flatten().tolist()
     elif type(bins) is int and 0 < bins < 1000:
         ends = arguments.get("range") or [arguments.get("min"), arguments.get("max")]
-        low, high = ends if len(ends) == 2 and all(map(_number, ends)) and ends[0] < ends[1] else (-2, 3)
+        given = len(ends) == 2 and all(map(_number, ends)) and ends[0] < ends[1]
+        if "range" in arguments and not given:
+            # Neighbours of the ends would be the ends.
+            return arguments
+        low, high = ends if given else (-2, 3)
         edges = [low + (high - low) * i / bins for i in range(bins + 1)]
         if "range" in arguments and not _are_exact(edges, x.dtype):
             # ATen's edges of a histogram are rounded by the vector width of the processor.

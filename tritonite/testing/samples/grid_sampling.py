@@ -50,7 +50,9 @@ for _rank in (2, 3):
     facts.arguments(f"grid_sampler_{_rank}d", f"grid_sampler_{_rank}d_backward")(_sampling(_rank))
 # The gradient of a grid value is a sum over pixels with both signs.
 facts.CANCELLING |= {f"grid_sampler_{rank}d{way}" for rank in (2, 3) for way in ("", "_backward")}
-facts.ZERO_SIGN_OF_ROUNDOFF |= {"grid_sampler_2d_backward", "grid_sampler_3d_backward"}
+facts.ZERO_SIGN_OF_ROUNDOFF |= {
+    f"{name}_backward" for name in ("grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler")
+}
 facts.arguments("cudnn_grid_sampler", "cudnn_grid_sampler_backward")(_sampling(2))
 # Largest grid values, whose positions every dtype of computation represents, and largest factors of a gradient.
 _LARGEST, _LARGEST_FACTOR = 1e30, 1e15

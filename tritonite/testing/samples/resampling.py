@@ -148,7 +148,7 @@ def _not_infinite(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"grad_output": grad.masked_fill(grad.isinf(), 0.5) if infinite else grad}
 
 
-@facts.drawn(*_LINEAR)
+@facts.drawn(*_LINEAR, "upsample_bicubic2d")
 def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return finite inputs: where a size stays, ATen's CPU kernels multiply an infinite element by a weight of 0."""
     arguments = _consistent(arguments)

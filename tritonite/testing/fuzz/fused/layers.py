@@ -81,7 +81,7 @@ def _layer_norm(drawer: Drawer, name: str) -> FusedCall:
         given["residual"] = drawer.normal(shape, dtype, 0.8)
         alike = width <= 2 or (given["x"].stride(-1) == 0 and given["residual"].stride(-1) == 0)
         if alike and dtype.itemsize == 2:
-            # Two normalised elements are 1 and -1, and equal ones 0: gradients are amplified roundings of the saved sum.
+            # Two normalised elements are 1 and -1, equal ones 0: gradients are roundings of the saved sum, amplified.
             given = {each: x.detach() if isinstance(x, torch.Tensor) else x for each, x in given.items()}
     return FusedCall(name, given, layers.layer_norm, slack=_slack(given))
 
