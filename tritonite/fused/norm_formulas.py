@@ -67,7 +67,7 @@ def _moments(leaf):
 
 
 _LAYER_NORM, _LAYER_NORM_OF_SUM = NormKind(_moments(moment_leaf)), NormKind(_moments(_sum_moments))
-# The gradient is that of the rounded sum, which is saved. In rows of nearly equal elements another sum has others.
+# Statistics are those of the rounded sum, which is saved: beside others, gradients of nearly equal elements are wrong.
 _LAYER_NORM_OF_ROUNDED = {
     torch.float16: NormKind(_moments(_float16_sum_moments), round_total=True),
     torch.bfloat16: NormKind(_moments(_bfloat16_sum_moments), round_total=True),
