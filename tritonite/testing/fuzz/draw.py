@@ -536,7 +536,7 @@ class Drawer:
         if self.device == "cpu" and self.op.overload in _ROWS_REPEATED:
             outs = {name: _with_rows(x) for name, x in outs.items()}
         if self.device != "cpu" and self.op.overload in _MISPLACED:
-            outs = {name: x.contiguous() for name, x in outs.items()}
+            outs = {name: x.contiguous() if isinstance(x, torch.Tensor) else x for name, x in outs.items()}
         return outs
 
 
