@@ -120,8 +120,8 @@ def test_a_driver_that_cannot_be_used_says_why(found, name, error):
 
 def test_a_machine_without_hip_lacks_a_library(found):
     # HIP's own library may be installed without a PyTorch for HIP.
-    missing = "libamdhip64.so cannot be loaded", "libc10_hip.so is not loaded"
-    assert any(error in found["without HIP"] for error in missing)
+    missing = "libc10_hip.so is not loaded" if found["HIP's library"] else "libamdhip64.so cannot be loaded"
+    assert missing in found["without HIP"]
 
 
 def test_a_data_dependent_size_in_a_capture_is_atens(found):

@@ -63,7 +63,9 @@ def test_a_training_step(name, fuse):
         reference = traced if name == "mixtral" or (name == "bert" and tritonite.device == "cuda") else eager
         close([found[0].loss, found[0].logits], [reference[0].loss, reference[0].logits])
         close(named(found[1]), named(reference[1]))
-    assert all(graph.replayed and not graph.reasons for graph in backend.graphs)
+    # On a GPU Mixtral's graph of an expert runs for each of them.
+    loops = name == "mixtral" and tritonite.device == "cuda"
+    assert all(not graph.reasons and (graph.replayed == 1 or (loops and graph.replayed)) for graph in backend.graphs)
 
 
 def named(gradients):

@@ -88,12 +88,23 @@ def driver_of(source, flags=""):
         return native.driver()
 
 
+def loads(name):
+    """Return whether a library can be loaded."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
 def called():
     return hip.stub_calls().decode().splitlines()
 
 
 contract.set_strict(True)
 found = {"without HIP": error_of(DISPATCHER.use_driver, "cpu", "hip")}
+# The names of `hip_driver`.
+found["HIP's library"] = any(loads(f"libamdhip64.so{version}") for version in ("", ".7", ".6", ".5"))
 hip = ctypes.CDLL(str(FOLDER / "libamdhip64.so"))
 hip.stub_calls.restype = ctypes.c_char_p
 found["without PyTorch's"] = error_of(DISPATCHER.use_driver, "cpu", "hip")

@@ -105,7 +105,7 @@ def _class_losses(
         loss = violation
         if meta.squared:
             loss = loss * loss
-        # A weight may be infinite.
+        # Not 0 times a weight, which may be infinite.
         total += tl.sum(tl.where(others & (violation > 0), loss * own_weight[:, None], 0.0), axis=1)
     total = true_divide(total, tl.full((ROWS,), count, tl.int64).to(meta.compute))
     if meta.reduced:

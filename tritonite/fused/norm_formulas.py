@@ -22,13 +22,23 @@ def _sum_moments(x, residual):
 
 
 @triton.jit
+def _float16_sum(x, residual):
+    return (x + residual).to(tl.float16).to(x.dtype)
+
+
+@triton.jit
+def _bfloat16_sum(x, residual):
+    return (x + residual).to(tl.bfloat16).to(x.dtype)
+
+
+@triton.jit
 def _float16_sum_moments(x, residual):
-    return moment_leaf((x + residual).to(tl.float16).to(x.dtype))
+    return moment_leaf(_float16_sum(x, residual))
 
 
 @triton.jit
 def _bfloat16_sum_moments(x, residual):
-    return moment_leaf((x + residual).to(tl.bfloat16).to(x.dtype))
+    return moment_leaf(_bfloat16_sum(x, residual))
 
 
 @triton.jit
@@ -43,14 +53,12 @@ def _square_of_sum(x, residual):
 
 @triton.jit
 def _square_of_float16_sum(x, residual):
-    total = (x + residual).to(tl.float16).to(x.dtype)
-    return total * total
+    return _square(_float16_sum(x, residual))
 
 
 @triton.jit
 def _square_of_bfloat16_sum(x, residual):
-    total = (x + residual).to(tl.bfloat16).to(x.dtype)
-    return total * total
+    return _square(_bfloat16_sum(x, residual))
 
 
 @triton.jit

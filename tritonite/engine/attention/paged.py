@@ -17,7 +17,7 @@ from tritonite import devices
 from tritonite.engine.attention import table
 from tritonite.engine.attention.decode import Cut, launch_splits, most_blocks
 from tritonite.engine.attention.decode_keys import DecodeMeta, DecodeTensors
-from tritonite.engine.attention.problem import LEAST, dot_precision, padded_sizes
+from tritonite.engine.attention.problem import LEAST_PADDED, dot_precision, padded_sizes
 from tritonite.engine.attention.prologue import ForwardStrides, HeadStrides
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
@@ -79,9 +79,10 @@ def attend_to_pages(work: Paged, out: torch.Tensor, logsumexp: torch.Tensor | No
     blocks = most_blocks(tokens * ratio, sequences, tile) if ragged else -(-ratio // tile.BLOCK_M)
     cut = Cut.choose(tile, blocks if ragged else blocks * sequences, kv_heads, page * most_pages, query.device)
     precision = dot_precision(work.precision, query)
-    block_d, block_v = padded_sizes(head, size, precision)
     if work.shared:
-        block_d, block_v = max(LEAST, power_of_2(head - size)), max(LEAST, power_of_2(size))
+        block_d, block_v = (max(LEAST_PADDED, power_of_2(each)) for each in (head - size, size))
+    else:
+        block_d, block_v = padded_sizes(head, size, precision)
     wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (key, value))
     meta = DecodeMeta(
         causal=ragged or work.window is not None,

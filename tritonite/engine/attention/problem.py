@@ -17,9 +17,9 @@ from tritonite.runtime.symbols import Number
 
 # The least padded size of a head. Triton's warp-group products of 16 columns read beyond shared memory, and two warp
 # groups that share 16 columns compute wrong ones.
-LEAST = 32
-# The largest padded size up to which those of a head and a value are equal. From 16-bit values that are not aligned,
-# Triton computes a wrong product of 64 keys and 32 columns beside heads of 64.
+LEAST_PADDED = 32
+# Up to this padded size a head and a value have the same. Beside heads of 64, Triton compiles a wrong product with 32
+# columns of 16-bit values whose rows are not aligned.
 _ALIKE = 64
 
 
@@ -95,7 +95,7 @@ def padded_sizes(head: int, value: int, precision: str) -> tuple[int, int]:
     They differ by a factor of 2 at most, and not at all with products by bfloat16 terms or up to 64 elements: Triton
     compiles wrong results and gradients for others, and accesses outside shared memory.
     """
-    first, second = max(LEAST, power_of_2(head)), max(LEAST, power_of_2(value))
+    first, second = max(LEAST_PADDED, power_of_2(head)), max(LEAST_PADDED, power_of_2(value))
     ratio = 1 if precision == "bf16x6" or max(first, second) <= _ALIKE else 2
     return max(first, second // ratio), max(second, first // ratio)
 

@@ -335,6 +335,7 @@ bool record(State& state, const Call& call, bool keyed, Stack* stack, size_t arg
   const IValue* first = stack->data() + (stack->size() - arguments);
   for (size_t i = 0; i < arguments; ++i) {
     if (!is_invalid_enumeration(first[i], schema.arguments()[i])) continue;
+    // The number as a string: see `driver_in`.
     TORCH_CHECK(
         state.kernel, state.label, ": ", schema.arguments()[i].name(), " is ", std::to_string(first[i].toInt()),
         ", which is not a dtype, layout or memory format");

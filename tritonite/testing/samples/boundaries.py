@@ -203,7 +203,7 @@ def _edges(chooser: random.Random, arguments: Arguments) -> Arguments:
         ends = arguments.get("range") or [arguments.get("min"), arguments.get("max")]
         given = len(ends) == 2 and all(map(_number, ends)) and ends[0] < ends[1]
         if "range" in arguments and not given:
-            # Neighbours of the ends would be the ends.
+            # The elements give the range, whose edges are rounded if neighbours of whole numbers are its ends.
             return arguments
         low, high = ends if given else (-2, 3)
         edges = [low + (high - low) * i / bins for i in range(bins + 1)]

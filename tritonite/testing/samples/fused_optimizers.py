@@ -88,8 +88,7 @@ def _like_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
     # The judge allows the roundoff of terms of order 1, which a rate multiplies after they have cancelled.
     if isinstance(found["lr"], float):
         found["lr"] = max(-_LARGEST_RATE, min(found["lr"], _LARGEST_RATE))
-    # Kernels serve the factors that torch.optim accepts.
-    # The sign of a zero mean under a factor of -0.0 depends on the form of the sum.
+    # Kernels serve the factors that torch.optim accepts. One of -0.0 gives a zero mean a sign by the form of the sum.
     betas = [name for name in ("beta1", "beta2") if isinstance(found.get(name), float)]
     found |= {name: abs(found[name]) if 0 <= found[name] <= 1 else 0.9 for name in betas}
     found |= {"grads": [_beside_decay(found, i) for i in range(len(found["grads"]))]}

@@ -50,7 +50,7 @@ for _rank in (2, 3):
     facts.arguments(f"grid_sampler_{_rank}d", f"grid_sampler_{_rank}d_backward")(_sampling(_rank))
 # The gradient of a grid value is a sum over pixels with both signs.
 facts.CANCELLING |= {f"grid_sampler_{rank}d{way}" for rank in (2, 3) for way in ("", "_backward")}
-# ATen's CPU kernel adds up the products of a gradient by positions in another order.
+# OpInfo's gradients are judged by the function's name, and ATen's CPU kernel adds up their products in another order.
 facts.ZERO_SIGN_UNDEFINED.add("grid_sampler_3d")
 facts.ZERO_SIGN_OF_ROUNDOFF |= {
     f"{name}_backward" for name in ("grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler")

@@ -45,9 +45,8 @@ def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return finite matrices for the largest difference, of which ATen's kernel for CPUs takes inf - inf."""
     if devices.current.aten != "cpu" or arguments["p"] != math.inf:
         return arguments
-    matrices = {name: arguments[name] for name in ("self", "x1", "x2") if isinstance(arguments.get(name), torch.Tensor)}
-    floats = {name: x for name, x in matrices.items() if x.is_floating_point()}
-    return arguments | {name: x.nan_to_num(1.0, 1.0, -1.0) for name, x in floats.items()}
+    given = {name: arguments[name] for name in ("self", "x1", "x2") if name in arguments}
+    return arguments | {name: x.nan_to_num(1.0, 1.0, -1.0) for name, x in given.items() if facts.real(x)}
 
 
 @facts.layouts(*PACKETS)
