@@ -1,7 +1,10 @@
 """`tritonite bench --graphs`: what its processes measure, its results, and the table of the guide."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import tritonite
 from tritonite.bench.graphs import measure, results, run, ways
 from tritonite.bench.graphs.results import GraphResult, GraphRun
 from tritonite.bench.graphs.subjects import Subject
+from tritonite.bench.graphs.turns import Turns
 from tritonite.bench.results import Machine, Timing
 from tritonite.errors import InvalidResults
 
@@ -21,9 +25,11 @@ MACHINE = Machine("GPU", "nvidia", {"torch": "2.13"}, "", "tritonite bench --gra
 GOOD = {"shape": "1x16", "cold": 1.5, "steady": {"median": 1500.0, "low": 1400.0, "high": 1600.0}, "failure": ""}
 
 
-def task(way, **given):
+@pytest.fixture
+def task(tmp_path):
     usual = {"model": "bert", "phase": "prefill", "dtype": "float32", "batch": 1, "tokens": 4, "tiny": True}
-    return usual | {"way": way, "rounds": 2, "file": "", "only_start": False} | given
+    usual |= {"rounds": 2, "file": "", "turns": str(tmp_path / "turns"), "only_start": False}
+    return lambda way, **given: usual | {"way": way} | given
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def small(monkeypatch, device):
 
 
 @pytest.mark.parametrize("way", ["eager", "tritonite", "tritonite-graph"])
-def test_a_way_is_measured(way, small):
+def test_a_way_is_measured(way, small, task):
     found = measure.measured(task(way))
     assert found["failure"] == "" and found["shape"] == "2x4"
     assert found["cold"] > 0 and found["new_shape"] > 0 and found["later_shape"] > 0
@@ -48,7 +54,7 @@ def test_a_way_is_measured(way, small):
     assert isinstance(result.steady, Timing) and result.steady.median >= result.host.low
 
 
-def test_a_file_is_written_and_loaded(small, tmp_path):
+def test_a_file_is_written_and_loaded(small, task, tmp_path):
     file = str(tmp_path / "graph")
     assert measure.measured(task("tritonite-record", file=file))["failure"] == ""
     before = tritonite.on_compile(None)
@@ -61,13 +67,13 @@ def test_a_file_is_written_and_loaded(small, tmp_path):
     del before
 
 
-def test_a_training_step_is_measured(small, monkeypatch):
+def test_a_training_step_is_measured(small, task, monkeypatch):
     trained = Subject(small.module, lambda x: small.module(x).square().mean(), small.inputs, trains=True)
     monkeypatch.setattr(measure, "subject", lambda *given: trained)
     assert measure.measured(task("eager"))["failure"] == ""
 
 
-def test_a_wrong_answer_is_a_failure(small, monkeypatch):
+def test_a_wrong_answer_is_a_failure(small, task, monkeypatch):
     monkeypatch.setitem(ways.WAYS, "wrong", lambda call, module, file: lambda x: call(x) + 1)
     assert "similarity" in measure.measured(task("wrong"))["failure"]
 
@@ -104,16 +110,94 @@ def test_processes_and_their_answers(monkeypatch, tmp_path):
 
 def test_a_process_that_fails_or_takes_long(monkeypatch, tmp_path):
     monkeypatch.setattr(run.sys, "executable", "/bin/false")
-    assert run._answer({}, str(tmp_path), 60.0) == {"failure": "it ended with exit code 1"}
+    given = {"turns": str(tmp_path / "turns")}
+    assert run._answer(given, str(tmp_path), 60.0) == {"failure": "it ended with exit code 1"}
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nsleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setattr(run.sys, "executable", str(slow))
-    assert run._answer({}, str(tmp_path), 0.2) == {"failure": "no answer within 0 s"}
+    assert run._answer(given, str(tmp_path), 0.2) == {"failure": "no answer within 0 s"}
     assert run.parsed("a warning\n" + json.dumps(GOOD)) == GOOD
     for output in ("", "no answer", "[1]"):
         assert run.parsed(output) == {"failure": "the process gave no answer"}
     assert run._reason("Traceback:\n  File\nValueError: bad\n    hint\n") == "ValueError: bad"
+
+
+def state(process):
+    """Return a process's state: S if it sleeps, T if it was stopped."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def settles(process, expected):
+    until = time.monotonic() + 10
+    while state(process) != expected:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_others_are_stopped_while_one_runs_alone(tmp_path, sleeper):
+    turns = Turns(tmp_path)
+    begin = time.perf_counter()
+    assert turns.stopped(begin, begin + 1) == 0
+    with turns.joined(sleeper.pid):
+        with turns.alone():
+            assert settles(sleeper, "T")
+            middle = time.perf_counter()
+        assert settles(sleeper, "S")
+        end = time.perf_counter()
+        alone = Turns(tmp_path).stopped(begin, end)
+        assert 0 < middle - begin - 1e-3 < alone < end - begin
+        assert 0 < turns.stopped(middle, end) < alone and turns.stopped(end, end + 1) == 0
+
+
+def test_the_others_go_on_when_the_one_that_runs_alone_is_killed(tmp_path, sleeper):
+    turns = Turns(tmp_path)
+    source = "import sys, time; from pathlib import Path; from tritonite.bench.graphs.turns import Turns\n"
+    source += f"with Turns(Path({str(tmp_path)!r})).alone(): time.sleep(60)"
+    with turns.joined(sleeper.pid):
+        killed = subprocess.Popen([sys.executable, "-W", "ignore", "-c", source], start_new_session=True)
+        with turns.joined(killed.pid):
+            until = time.monotonic() + 60
+            while state(sleeper) != "T":
+                assert time.monotonic() < until and killed.poll() is None
+                time.sleep(0.05)
+            killed.kill()
+            killed.wait()
+        assert settles(sleeper, "S")
+
+
+def test_no_process_outlives_the_end(tmp_path, sleeper):
+    turns = Turns(tmp_path)
+    turns.end()
+    with turns.joined(sleeper.pid):
+        assert sleeper.wait(10) == -signal.SIGKILL
+
+
+def test_jobs_keep_the_order_and_wait_for_the_file(monkeypatch):
+    def answer(given, caches, limit):
+        if given["way"] == "tritonite-record" and not given["only_start"]:
+            time.sleep(0.2)
+            Path(given["file"]).touch()
+        if given["way"] == "tritonite-file":
+            assert Path(given["file"]).exists()
+        return {"cold": 0.5} if given["only_start"] else dict(GOOD)
+
+    monkeypatch.setattr(run, "_answer", answer)
+    plan = run.Plan(models=["vit", "bert"], jobs=4)
+    found = list(run.measure(plan))
+    assert [(each.model, each.way) for each in found] == [
+        (model, way) for model in ("bert", "vit") for way in ways.WAYS
+    ]
+    assert not any(each.failure for each in found)
 
 
 def test_results_as_json_and_as_a_table(tmp_path):

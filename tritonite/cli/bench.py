@@ -228,7 +228,11 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="rounds in which providers take turns")] = 10,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="processes that check answers in turn with the timing; default half of the cores"),
+        typer.Option(
+            min=1,
+            help="processes that check answers in turn with the timing; default half of the cores; with --graphs "
+            "results that are measured at a time; default 1",
+        ),
     ] = None,
     part: Annotated[str, typer.Option(help="shard of the cases, such as 0/4 for the first of four")] = "0/1",
     json: Annotated[Path | None, typer.Option(help="file to write the results to")] = None,
@@ -256,6 +260,7 @@ def bench(
             tiny=tiny,
             rounds=rounds,
             limit=limit,
+            jobs=jobs or 1,
         )
         return
     from tritonite.bench import cases, models, results, run, timing, workers

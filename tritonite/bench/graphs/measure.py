@@ -20,6 +20,7 @@ import torch
 import tritonite
 from tritonite.bench import timing
 from tritonite.bench.graphs.subjects import Subject, gradients, subject
+from tritonite.bench.graphs.turns import Turns
 from tritonite.bench.graphs.ways import WAYS
 from tritonite.bench.models.passes import MINIMUM_SIMILARITY, disagreement
 from tritonite.bench.models.workload import Workload
@@ -40,18 +41,21 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     # The device's libraries start outside what is measured.
     _ = torch.ones(16, 16, device=tritonite.device) @ torch.ones(16, 16, device=tritonite.device)
     timing.synchronize()
+    turns = Turns(Path(task["turns"]))
     with torch.set_grad_enabled(made.trains):
         begin = time.perf_counter()
         function = WAYS[way](forward, made.module, file)
         _run(made, function, inputs[0])
-        cold = time.perf_counter() - begin
+        end = time.perf_counter()
+        cold = end - begin - turns.stopped(begin, end)
         if task["only_start"]:
             return {"cold": cold}
         for _ in range(_WARM_CALLS):
             _run(made, function, inputs[0])
-        passes = _steady(lambda: _run(made, function, inputs[0]), task["rounds"])
+        with turns.alone():
+            passes = _steady(lambda: _run(made, function, inputs[0]), task["rounds"])
         # A file has the shapes that were saved.
-        shapes = [_run(made, function, given)[2] / 1e3 for given in inputs[1:] if way != "tritonite-file"]
+        shapes = [_first(made, function, given, turns) for given in inputs[1:] if way != "tritonite-file"]
         for _ in inputs:
             result = _run(made, function, inputs[0])[0]
         if way == "tritonite-record":
@@ -85,6 +89,13 @@ def _run(made: Subject, function: Callable[..., Any], given: tuple[torch.Tensor,
     if result.dim() == 2:
         result = result.unsqueeze(1)
     return result, (returned - begin) * 1e6, (done - begin) * 1e6
+
+
+def _first(made: Subject, function: Callable[..., Any], given: tuple[torch.Tensor, ...], turns: Turns) -> float:
+    """Return milliseconds of the first call with a shape, without those for which this process was stopped."""
+    begin = time.perf_counter()
+    taken = _run(made, function, given)[2] / 1e3
+    return taken - turns.stopped(begin, time.perf_counter()) * 1e3
 
 
 def _steady(run: Callable[[], _Ran], rounds: int) -> list[tuple[float, float]]:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tritonite.bench.graphs.results import GraphResult
 from tritonite.bench.graphs.subjects import SUBJECTS
+from tritonite.bench.graphs.turns import Turns
 from tritonite.bench.graphs.ways import CACHED, FORWARD_ONLY, WAYS
 
 # Variables that name folders of disk caches.
@@ -32,6 +34,7 @@ class Plan:
         ways: names of ways; empty for all.
         dtype: the name of a dtype of torch.
         limit: seconds that a process may take. A model in one way takes two, and a third if it writes a file.
+        jobs: results that are measured at a time. While one process measures its steady state, the others are stopped.
     """
 
     models: Sequence[str] = ()
@@ -42,13 +45,26 @@ class Plan:
     tiny: bool = False
     rounds: int = 30
     limit: float = 300.0
+    jobs: int = 1
 
 
 def measure(plan: Plan) -> Iterator[GraphResult]:
     """Yield a result for each model and way. What takes longer than the limit, or fails, has a failure."""
-    with tempfile.TemporaryDirectory(prefix="tritonite-bench-") as folder:
-        for model, phase, way in _chosen(plan):
-            yield _measured(plan, model, phase, way, Path(folder) / f"{model}-{phase}")
+    with (
+        tempfile.TemporaryDirectory(prefix="tritonite-bench-") as temporary,
+        ThreadPoolExecutor(plan.jobs) as pool,
+    ):
+        folder, started = Path(temporary), dict[tuple[str, str, str], Future[GraphResult]]()
+        try:
+            for model, phase, way in _chosen(plan):
+                # The file is written by another way, if that is measured.
+                writer = started.get((model, phase, "tritonite-record")) if way == "tritonite-file" else None
+                given = plan, model, phase, way, folder, writer
+                started[model, phase, way] = pool.submit(_measured, *given)
+            yield from (future.result() for future in started.values())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            Turns(folder).end()
 
 
 def count(plan: Plan) -> int:
@@ -68,12 +84,18 @@ def _chosen(plan: Plan) -> list[tuple[str, str, str]]:
     ]
 
 
-def _measured(plan: Plan, model: str, phase: str, way: str, file: Path) -> GraphResult:
-    """Return the result of one model in one way."""
+def _measured(
+    plan: Plan, model: str, phase: str, way: str, folder: Path, writer: Future[GraphResult] | None
+) -> GraphResult:
+    """Return the result of one model in one way, after the way that writes its file."""
     result = GraphResult(model, phase, plan.dtype, way)
+    file = folder / f"{model}-{phase}"
+    if writer is not None:
+        writer.exception()
     task = {
         **{"model": model, "phase": phase, "way": way, "dtype": plan.dtype, "batch": plan.batch},
         **{"tokens": plan.tokens, "tiny": plan.tiny, "rounds": plan.rounds, "file": str(file), "only_start": False},
+        "turns": str(folder),
     }
     if way == "tritonite-file" and not file.exists():
         # Another process writes the file.
@@ -96,14 +118,15 @@ def _answer(task: dict[str, Any], caches: str, limit: float) -> dict[str, Any]:
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    try:
-        output, errors = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"no answer within {limit:.0f} s"}
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with Turns(Path(task["turns"])).joined(process.pid):
+        try:
+            output, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return {"failure": f"no answer within {limit:.0f} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if process.returncode:
         return {"failure": _reason(errors) or f"it ended with exit code {process.returncode}"}
     return parsed(output)
