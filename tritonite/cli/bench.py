@@ -112,6 +112,7 @@ def _measure_graphs(json: Path | None, **given: Any) -> None:
     try:
         for result in track(run.measure(plan), "measuring", run.count(plan), console=console, transient=True):
             measured.results.append(result)
+            measured.results.sort(key=run.position)
             if json:
                 measured.save(json)
     except KeyboardInterrupt:

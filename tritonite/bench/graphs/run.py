@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Plan:
 
 
 def measure(plan: Plan) -> Iterator[GraphResult]:
-    """Yield a result for each model and way. What takes longer than the limit, or fails, has a failure."""
+    """Yield a result for each model and way, when it is there. What takes longer than the limit has a failure."""
     with (
         tempfile.TemporaryDirectory(prefix="tritonite-bench-") as temporary,
         ThreadPoolExecutor(plan.jobs) as pool,
@@ -61,10 +61,15 @@ def measure(plan: Plan) -> Iterator[GraphResult]:
                 writer = started.get((model, phase, "tritonite-record")) if way == "tritonite-file" else None
                 given = plan, model, phase, way, folder, writer
                 started[model, phase, way] = pool.submit(_measured, *given)
-            yield from (future.result() for future in started.values())
+            yield from (future.result() for future in as_completed(started.values()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             Turns(folder).end()
+
+
+def position(result: GraphResult) -> tuple[int, int]:
+    """Return the place of a result in the order of models and ways."""
+    return list(SUBJECTS).index((result.model, result.phase)), list(WAYS).index(result.way)
 
 
 def count(plan: Plan) -> int:
