@@ -279,3 +279,16 @@ def test_gradients_of_long_attention_keep_the_scores_of_one_head(monkeypatch):
     monkeypatch.setattr(attention, "_scores", counted)
     REFERENCES["_scaled_dot_product_flash_attention_backward"](grad, query, key, value, None, None)
     assert len(kept) == 16 and most <= 1
+
+
+def test_what_is_drawn_passes_every_function_of_an_operator():
+    infinite = torch.full((0, 3, 4), torch.inf), torch.full((3, 2, 1), torch.inf)
+    drawn = facts.DRAWN["convolution_backward"](
+        {"grad_output": infinite[0], "weight": infinite[1], "bias_sizes": None, "padding": [0]}
+    )
+    assert drawn["bias_sizes"] == [3] and drawn["weight"].isfinite().all()
+    drawn = facts.DRAWN["convolution_backward"]({"grad_output": torch.full((1, 3, 4), torch.inf), "bias_sizes": [3]})
+    assert drawn["grad_output"].isfinite().all()
+    given = {"self": torch.ones(1, 1, 4, 4), "output_size": [2, 1], "scales_h": 3.0, "scales_w": None}
+    drawn = facts.DRAWN["_upsample_bilinear2d_aa"](given)
+    assert drawn["output_size"] == [2, 2] and drawn["scales_h"] is None

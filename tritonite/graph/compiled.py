@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from tritonite import devices
 from tritonite.errors import Decline
 from tritonite.graph import native
+from tritonite.graph.ahead import Ahead
 from tritonite.graph.execute import execute
 from tritonite.graph.interpret import interpret
 from tritonite.graph.lowered import Lowered, lower
@@ -22,7 +23,7 @@ from tritonite.graph.plan import GraphPlan
 from tritonite.graph.recording import record_graph
 from tritonite.install import direct
 from tritonite.install.override import native_dispatcher
-from tritonite.runtime import contract, stats
+from tritonite.runtime import compilation, contract, stats
 from tritonite.runtime.launch import active_hooks
 from tritonite.runtime.locks import brief
 from tritonite.runtime.opaque import opaque
@@ -151,7 +152,10 @@ class CompiledGraph:
 
     def _record(self, key: Hashable, inputs: list[Any]) -> list[Any]:
         settings, facts = contract.settings().bits, facts_about(inputs)
-        outputs, plan = record_graph(self.lowered, inputs, _device(inputs))
+        device = _device(inputs)
+        ahead = None if devices.current.interpreted else Ahead(self.lowered, inputs, device).beside
+        with compilation.ahead_of(ahead):
+            outputs, plan = record_graph(self.lowered, inputs, device)
         kept: Kept | str
         if isinstance(plan, GraphPlan):
             kept = Kept.of(plan, self.lowered.inputs + len(self.lowered.constants), settings, facts)

@@ -37,22 +37,16 @@ class Captures:
                 BoxedBool.disable(self._captures)
                 return compiled
             return _as_backward(compiled, self._device)
-        from torch._inductor.cudagraph_trees import cudagraphify_impl
-
         self._device = own.get_device_index(graph)
-        function = cudagraphify_impl(
-            compiled,
-            inputs,
-            static,
-            device_index=self._device,
-            is_backward=backward,
-            is_inference=kind == "inference",
-            stack_traces=own.get_stack_traces(graph),
-            placeholders=own.get_placeholder_info(graph.graph),
-            mutated_input_idxs=own.find_input_mutations(graph.graph),
-        )
-        function._boxed_call = True
-        return function
+        options = {
+            "device_index": self._device,
+            "is_backward": backward,
+            "is_inference": kind == "inference",
+            "stack_traces": own.get_stack_traces(graph),
+            "placeholders": own.get_placeholder_info(graph.graph),
+            "mutated_input_idxs": own.find_input_mutations(graph.graph),
+        }
+        return _capturing(compiled, static, options)
 
     def _static(self, inputs: Sequence[Any]) -> Sequence[int]:
         """Return the indices of the inputs whose addresses do not change: parameters and buffers."""
@@ -61,6 +55,23 @@ class Captures:
             indices: Sequence[int] = context.fw_metadata.static_input_indices
             return indices
         return range(num_fw_fixed_arguments(self._dynamo_inputs, len(inputs)))
+
+
+def _capturing(compiled: CompiledGraph, static: Sequence[int], options: dict[str, Any]) -> Callable[..., Any]:
+    """Return a function that captures a graph at the first call of each tuple of sizes."""
+    function = None
+
+    def run(inputs: list[Any]) -> Any:
+        nonlocal function
+        if function is None:
+            from torch._inductor.cudagraph_trees import cudagraphify_impl
+
+            # Sizes are numbers in a call, by which captures are told apart; when a graph is compiled they are symbols.
+            function = cudagraphify_impl(compiled, inputs, static, **options)
+        return function(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _as_backward(compiled: CompiledGraph, device: int) -> Callable[..., Any]:

@@ -172,8 +172,10 @@ def compile_kernel(
     cached, action = in_disk_cache(source, target, options or {}), action_in_force()
     if action == "raise" and not cached:
         raise KernelNotCompiled(kernel=source.name, served=f" for {served}" if served else "", signature=text)
+    beside = contextlib.nullcontext() if cached else _beside(source, options or {})
     begin = time.perf_counter()
-    kernel = triton.compile(source, target=target, options=options, **others)
+    with beside:
+        kernel = triton.compile(source, target=target, options=options, **others)
     done = Compilation(source.name, served, text, time.perf_counter() - begin, cached)
     with brief:
         _log.append(done)
@@ -264,12 +266,21 @@ class Collector:
 
     def add(self, source: Any, options: dict[str, Any], load: Callable[[], object]) -> None:
         """Note a kernel, unless it is noted already."""
-        key = source.hash(), tuple(sorted(options.items(), key=lambda item: item[0]))
-        self.needed.setdefault(str(key), Needed(source, options, contract.running_overload(), load))
+        self.needed.setdefault(key_of(source, options), Needed(source, options, contract.running_overload(), load))
+
+
+def key_of(source: Any, options: Mapping[str, Any]) -> str:
+    """Return the key of a kernel in a collector."""
+    return str((source.hash(), tuple(sorted(options.items(), key=lambda item: item[0]))))
+
+
+# Takes the key of the kernel that is being compiled. Returns a context in which others are compiled, too.
+Beside = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 class _Local(threading.local):
     collector: Collector | None = None
+    ahead: Beside | None = None
 
 
 _local = _Local()
@@ -288,3 +299,19 @@ def collecting(into: Collector) -> Iterator[None]:
         yield
     finally:
         _local.collector = outer
+
+
+@contextlib.contextmanager
+def ahead_of(beside: Beside | None) -> Iterator[None]:
+    """Have this thread's first compilation within the with block run beside others, in the context `beside` returns."""
+    outer, _local.ahead = _local.ahead, beside
+    try:
+        yield
+    finally:
+        _local.ahead = outer
+
+
+def _beside(source: Any, options: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Return the context of this thread's first compilation, and an empty one of each later one."""
+    beside, _local.ahead = _local.ahead, None
+    return contextlib.nullcontext() if beside is None else beside(key_of(source, options))

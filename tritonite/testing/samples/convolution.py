@@ -109,15 +109,21 @@ facts.arguments(*_WHOLE)(_call)
 
 @facts.drawn(*PACKETS)
 def _exact(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments without TF32, and with a finite weight.
+    """Return arguments without TF32, and with a finite weight and gradient.
 
-    A kernel multiplies weights by the zeros around an image, which makes nan of an infinite one. ATen's libraries
-    differ in whether they do.
+    A kernel multiplies weights and gradients by the zeros around an image, which makes nan of an infinite one. ATen's
+    libraries differ in whether they do.
     """
-    weight = arguments.get("weight")
-    if isinstance(weight, torch.Tensor) and weight.dtype in FLOATS and not weight.isfinite().all():
-        arguments = arguments | {"weight": weight.nan_to_num(1.0, 1.0, -1.0)}
-    return arguments | ({"allow_tf32": False} if "allow_tf32" in arguments else {})
+    multiplied = {name: arguments[name] for name in ("weight", "grad_output") if name in arguments}
+    return (
+        arguments
+        | {name: x.nan_to_num(1.0, 1.0, -1.0) for name, x in multiplied.items() if _has_nonfinite(x)}
+        | ({"allow_tf32": False} if "allow_tf32" in arguments else {})
+    )
+
+
+def _has_nonfinite(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype in FLOATS and not x.isfinite().all()
 
 
 def _convolution_relu(
@@ -220,6 +226,4 @@ def _with_sizes(arguments: dict[str, Any]) -> dict[str, Any]:
 def _with_finite_weight(arguments: dict[str, Any]) -> dict[str, Any]:
     """Make the weight finite: an implicit product multiplies padding by it, and ATen leaves padding out."""
     weight = arguments["weight"]
-    if not isinstance(weight, torch.Tensor) or weight.dtype not in FLOATS or bool(weight.isfinite().all()):
-        return arguments
-    return arguments | {"weight": weight.nan_to_num(1, 1, 1)}
+    return arguments | {"weight": weight.nan_to_num(1, 1, 1)} if _has_nonfinite(weight) else arguments

@@ -82,8 +82,8 @@ def _limited(arguments: dict[str, Any]) -> dict[str, Any]:
 @facts.drawn("logspace")
 def _far_from_overflow(arguments: dict[str, Any]) -> dict[str, Any]:
     """Limit powers: next to the largest number, rounding of the steps decides whether they are finite."""
-    made = _limited(arguments)
-    return made | {name: min(max(made[name], -9), 9) for name in ("start", "end", "base") if _is_number(made[name])}
+    limited = {name: arguments[name] for name in ("start", "end", "base") if _is_number(arguments[name])}
+    return arguments | {name: min(max(value, -9), 9) for name, value in limited.items()}
 
 
 def _is_number(value: Any) -> bool:
@@ -93,6 +93,5 @@ def _is_number(value: Any) -> bool:
 @facts.drawn("range")
 def _whole_steps(arguments: dict[str, Any]) -> dict[str, Any]:
     """Make steps at least 1: ATen divides by a step's integer part, and stops the program if this is 0."""
-    made = _limited(arguments)
-    step = made.get("step")
-    return made | {"step": 1} if isinstance(step, (int, float)) and abs(step) < 1 else made
+    step = arguments.get("step")
+    return arguments | {"step": 1} if isinstance(step, (int, float)) and abs(step) < 1 else arguments

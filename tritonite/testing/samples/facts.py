@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -188,13 +189,26 @@ def operands(*packets: str) -> Callable[[Operands], Operands]:
 
 
 def drawn(*packets: str) -> Callable[[_Drawn], _Drawn]:
-    """Register a function that replaces drawn arguments of operators for which ATen has no answer."""
+    """Register a function that replaces drawn arguments of operators for which ATen has no answer.
+
+    It gets what the functions return that were registered for an operator before.
+    """
 
     def register(make: _Drawn) -> _Drawn:
-        DRAWN.update(dict.fromkeys(packets, make))
+        for packet in packets:
+            earlier = DRAWN.get(packet)
+            DRAWN[packet] = make if earlier is None else functools.partial(_one_after_another, earlier, make)
         return make
 
     return register
+
+
+def _one_after_another(
+    first: Callable[[dict[str, Any]], dict[str, Any]],
+    second: Callable[[dict[str, Any]], dict[str, Any]],
+    arguments: dict[str, Any],
+) -> dict[str, Any]:
+    return second(first(arguments))
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:

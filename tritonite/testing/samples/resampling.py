@@ -131,7 +131,6 @@ def _gives(scale: Any, size: int, wanted: int) -> bool:
 @facts.drawn(*_ANTIALIASED)
 def _several_columns(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return an output of at least two columns: ATen's CPU kernel repeats the first row of a single column."""
-    arguments = _consistent(arguments)
     return arguments | {
         "output_size": [*arguments["output_size"][:1], *(max(2, n) for n in arguments["output_size"][1:])]
     }
@@ -143,7 +142,7 @@ def _not_infinite(arguments: dict[str, Any]) -> dict[str, Any]:
 
     The product of infinity and a weight of 0 is nan. Tritonite adds up the weights.
     """
-    arguments, grad = _consistent(arguments), arguments["grad_output"]
+    grad = arguments["grad_output"]
     infinite = facts.real(grad) and bool(grad.isinf().any())
     return arguments | {"grad_output": grad.masked_fill(grad.isinf(), 0.5) if infinite else grad}
 
@@ -151,6 +150,5 @@ def _not_infinite(arguments: dict[str, Any]) -> dict[str, Any]:
 @facts.drawn(*_LINEAR, "upsample_bicubic2d")
 def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return finite inputs: where a size stays, ATen's CPU kernels multiply an infinite element by a weight of 0."""
-    arguments = _consistent(arguments)
     given = {name: arguments[name] for name in ("self", "input") if name in arguments}
     return arguments | {name: torch.where(torch.isfinite(x), x, 0.5) for name, x in given.items() if facts.real(x)}
