@@ -88,3 +88,22 @@ def test_numbers_of_bins_around_the_limits_of_each_kernel(ptx, bins, change_tabl
         assert one.tolist() == [0] * (bins - 1) + [n]
         assert torch.equal(inside, torch.histc(x.double(), bins, 1, bins))
     assert served("bincount") and served("histc")
+
+
+@pytest.mark.skipif(tritonite.device != "cpu", reason="ATen has histograms with edges on CPUs only")
+def test_widths_of_many_bins_are_exact(device):
+    x = torch.linspace(-3, 3, 1000)
+    with tritonite.use_gems(include="histogram*"):
+        density, _ = torch.histogram(x, 64, density=True)
+    expected, _ = torch.histogram(x.double(), 64, range=(-3.0, 3.0), density=True)
+    torch.testing.assert_close(density, expected.float(), rtol=3e-7, atol=0)
+
+
+@pytest.mark.declines("bins without a width")
+@pytest.mark.skipif(tritonite.device != "cpu", reason="ATen has histograms with edges on CPUs only")
+def test_bins_around_one_huge_number_are_left_to_aten(device):
+    for x in (torch.tensor([3e38], dtype=torch.float64), torch.tensor([2.0**30])):
+        expected = torch.histogram(x, 5)
+        with tritonite.use_gems(include="histogram*"):
+            found = torch.histogram(x, 5)
+        assert all(map(torch.equal, found, expected))

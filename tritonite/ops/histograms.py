@@ -93,18 +93,26 @@ def _ends(x, given, dim):
             low, high = float(x[:, dim].min()), float(x[:, dim].max())
     if not (math.isfinite(low) and math.isfinite(high)) or low > high:
         raise Decline(f"limits {low} and {high}, which are not finite or in the wrong order", lasting=False)
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
+    if low < high:
+        return low, high
+    wider = torch.tensor([low - 0.5, high + 0.5], dtype=x.dtype).tolist()
+    if wider[0] == wider[1]:
+        raise Decline(f"elements of {low} alone, around which bins have no width", lasting=False)
+    return tuple(wider)
 
 
-def _histogram(x, edges, weight, density, hist):
-    """Write the counts, or the density, of the rows of a matrix to a contiguous result."""
+def _histogram(x, edges, widths, weight, density, hist):
+    """Write the counts, or the density, of the rows of a matrix to a contiguous result.
+
+    `widths` has the width of each dimension's bins, or None where the edges are given.
+    """
     fill(hist, 0)
     add_between(hist, x, edges, weight)
     if density:
         with reading_on_host():
             hist.div_(hist.sum())
-            for dim, own in enumerate(edges):
-                hist.div_(own.diff().reshape([-1 if d == dim else 1 for d in range(len(edges))]))
+            for dim, (own, width) in enumerate(zip(edges, widths, strict=True)):
+                hist.div_(width or own.diff().reshape([-1 if d == dim else 1 for d in range(len(edges))]))
     return hist
 
 
@@ -134,9 +142,13 @@ def histogram(self, bins=100, range=None, weight=None, density=False, outs=()):
     x = self.reshape(-1, 1)
     if several:
         edges.copy_(bins)
+        width = None
     else:
-        linspace(*_ends(x, range, 0), count + 1, outs=(edges,))
-    return _histogram(x, [edges], None if weight is None else weight.reshape(-1), density, hist), edges
+        low, high = _ends(x, range, 0)
+        linspace(low, high, count + 1, outs=(edges,))
+        # Edges are rounded, so that their differences are less exact.
+        width = (high - low) / count
+    return _histogram(x, [edges], [width], None if weight is None else weight.reshape(-1), density, hist), edges
 
 
 @operator("_histogramdd_from_bin_cts", accepts=FULL_FLOATS, pin=("range",))
@@ -149,8 +161,10 @@ def histogramdd_from_bin_cts(self, bins, range=None, weight=None, density=False,
     shape = self.shape[:-1]
     (hist,) = _check_histogram(self, weight, shape, outs, [tuple(bins)])
     x = self.reshape(-1, self.shape[-1])
-    edges = []
+    edges, widths = [], []
     for dim, count in enumerate(bins):
+        low, high = _ends(x, range, dim)
         edges.append(empty((count + 1,), self.dtype, self.device))
-        linspace(*_ends(x, range, dim), count + 1, outs=(edges[-1],))
-    return (_histogram(x, edges, None if weight is None else weight.reshape(-1), density, hist),)
+        linspace(low, high, count + 1, outs=(edges[-1],))
+        widths.append((high - low) / count)
+    return (_histogram(x, edges, widths, None if weight is None else weight.reshape(-1), density, hist),)
