@@ -7,6 +7,7 @@ from without_gpu import run
 
 import tritonite
 from tritonite.errors import Unsupported
+from tritonite.graph import compiled, recording
 from tritonite.graph.ahead import Walk
 from tritonite.runtime.hollow import hollow
 
@@ -48,6 +49,24 @@ def test_a_walk_describes_what_runs(device, fuse):
     ran = [note.operator for note in plan.notes if not note.view and not note.reason]
     assert walk.served == ran and len(ran) >= 5 and any(note.operator == "geqrf" for note in plan.notes)
     assert layouts(outputs) == layouts(expected)
+
+
+def test_a_walk_covers_both_passes_of_a_training_step(device, monkeypatch):
+    def record(lowered, inputs, of):
+        walk = Walk(of)
+        with torch.no_grad():
+            walk.run(lowered, [hollow(x.shape, x.stride(), x.dtype, x.device) for x in inputs])
+        outputs, plan = recording.record_graph(lowered, inputs, of)
+        walks.append((walk.served, [note.operator for note in plan.notes if not note.view and not note.reason]))
+        return outputs, plan
+
+    walks = []
+    monkeypatch.setattr(compiled, "record_graph", record)
+    torch._dynamo.reset()
+    block = Block().to(device)
+    step = torch.compile(lambda x: block.out(block.norm(x)).softmax(-1).var(), backend="tritonite", dynamic=False)
+    step(torch.randn(3, 16, device=device)).backward()
+    assert len(walks) == 2 and all(walked == ran and len(ran) >= 2 for walked, ran in walks)
 
 
 def test_a_walk_writes_nothing_and_draws_nothing(device):
@@ -96,6 +115,18 @@ with tritonite.on_compile(None) as kernels, compilation.ahead_of(ahead.beside):
     assert all(compilation.in_disk_cache(each.source, TARGET, each.options) for each in needed)
     with mock.patch.object(threading.Thread, "start", mock.Mock(side_effect=AssertionError)):
         compilation.compile_kernel(first.source, TARGET, first.options | {"num_stages": 5})
+# The first compilation may be that of a call, by either way to launch. Its kernel is compiled once.
+CompiledKernel.function = None
+x, y = given[0].half(), given[1].half()
+calls = {"sum.dim_IntList": lambda: torch.sum(x, [0]), "exp": lambda: x.exp(), "mm": lambda: x @ y}
+arguments = {"sum.dim_IntList": (x, [0]), "exp": (x,), "mm": (x, y)}
+for (overload, call), other in zip(calls.items(), (torch.sin, torch.cos, torch.tanh)):
+    lowered = lower(make_fx(lambda x, y: (call(), other(x)))(x, y), frozenset((overload, other.__name__)))
+    with tritonite.on_compile(None) as kernels, compilation.ahead_of(Ahead(lowered, (x, y), x.device).beside), \
+            mock.patch.object(CompiledKernel, "run", mock.Mock()), compilation.contract.serving(overload):
+        overloads()[overload](*arguments[overload])
+    made = [(each.kernel, each.signature) for each in kernels]
+    assert len(set(made)) == len(made) and {each.overload for each in kernels} == {overload, other.__name__}, kernels
 # A kernel that the disk cache has starts none, either, and under "raise" no kernel is compiled.
 with compilation.ahead_of(mock.Mock(side_effect=AssertionError)), tritonite.on_compile("raise"):
     compilation.compile_kernel(first.source, TARGET, first.options)

@@ -62,7 +62,7 @@ def tokens_of_a_chunk(n_tokens: int) -> int:
 
 def make_gradients(head: Head, wanted: tuple[bool, bool, bool], accumulate: torch.dtype) -> Gradients:
     """Allocate the gradients wanted by input, weight and bias; without tokens those of weight and bias are 0."""
-    input, weight, _, _, _ = head
+    input, weight = head.input, head.weight
     make = empty if input.shape[0] else zeros
     return Gradients(
         empty(input.shape, input.dtype, input.device) if wanted[0] else None,

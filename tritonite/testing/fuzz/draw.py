@@ -603,7 +603,9 @@ def functional_results(call: Call) -> tuple[Any, ...] | None:
             found = overload_named(name)(*positional, **keywords)
         except Exception:  # noqa: BLE001 - ATen refuses arguments by any exception
             return None
-        return found if isinstance(found, tuple) else (found,)
+        found = found if isinstance(found, tuple) else (found,)
+        # Without elements some kernels of ATen's make results of negative sizes.
+        return None if any(isinstance(x, torch.Tensor) and min(x.shape, default=0) < 0 for x in found) else found
     return None
 
 
