@@ -91,6 +91,8 @@ class LibEntry(KernelInterface):
         self.arg_names: list[str] = fn.arg_names
         functools.update_wrapper(self, fn.fn)
         self._parameters = list(inspect.signature(fn.fn).parameters.values())
+        # Names of the parameters annotated as constexpr, in the interpreter, too.
+        self._annotated = [each.name for each in self._parameters if "constexpr" in str(each.annotation)]
         self._waits = waits(fn)
         self._constexprs = frozenset(self.arg_names[i] for i in fn.constexprs) if self._compiles else frozenset()
         self._configs: dict[tuple[Any, ...], Any] = {}
@@ -264,7 +266,8 @@ class LibEntry(KernelInterface):
 
     def _description(self, bound: dict[str, Any], options: dict[str, Any], grid: Any) -> LaunchDescription:
         """Describe a launch for `explain`. `options` are compile options, such as num_warps."""
-        constants = {name: bound[name] for name in self.arg_names if _is_constant(self.jit, name, bound[name])}
+        # Constants worth showing: numbers, such as block sizes, and strings.
+        constants = {name: bound[name] for name in self._annotated if isinstance(bound[name], (int, str))}
         for value in bound.values():
             # Those that a record of compile-time facts wants shown.
             constants |= getattr(value, "shown", {})
@@ -378,12 +381,6 @@ def _extents(grid: Any, bound: dict[str, Any]) -> tuple[int, int, int]:
     """Return the grid in three dimensions, with this call's numbers for symbols."""
     size = (*value_of(tuple(grid(bound) if callable(grid) else grid)), 1, 1)
     return size[0], size[1], size[2]
-
-
-def _is_constant(jit: Any, name: str, value: Any) -> bool:
-    """Return whether a parameter is a constexpr worth showing: an int, such as a block size, or a string."""
-    annotation = inspect.signature(jit.fn).parameters[name].annotation
-    return "constexpr" in str(annotation) and isinstance(value, (int, str))
 
 
 def _remember(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
