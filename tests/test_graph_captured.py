@@ -57,3 +57,30 @@ def test_an_input_is_written(device):
         torch.compiler.cudagraph_mark_step_begin()
         torch.testing.assert_close(compiled(x, y), wanted.exp())
         torch.testing.assert_close(x, wanted)
+
+
+class Cache(nn.Module):
+    """A buffer that calls write by places, by a slice and by a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4, 8, 3))
+
+    def forward(self, x, places):
+        self.kept.index_copy_(1, places, x)
+        self.kept[:, 6:] = x
+        self.kept[0].index_add_(0, places, x[0])
+        return self.kept.softmax(-1)
+
+
+def test_a_cache_is_written_in_place(device):
+    module = Cache().to(device)
+    expected = copy.deepcopy(module)
+    compiled = torch.compile(module, backend="tritonite", mode="reduce-overhead")
+    with torch.no_grad():
+        for first in (0, 3, 1, 4, 2):
+            places = torch.tensor([first, first + 1], device=device)
+            x = torch.randn(4, 2, 3, device=device)
+            torch.compiler.cudagraph_mark_step_begin()
+            torch.testing.assert_close(compiled(x, places), expected(x, places))
+            torch.testing.assert_close(module.kept, expected.kept)

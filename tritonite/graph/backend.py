@@ -14,6 +14,7 @@ from tritonite.graph.compiled import CompiledGraph
 from tritonite.graph.options import options_of
 from tritonite.graph.partition import partition
 from tritonite.graph.passes import checks_kept, fuse_joint_graph, run_passes
+from tritonite.graph.passes.updates import update_in_place
 from tritonite.install.override import select
 
 
@@ -46,6 +47,7 @@ class Backend:
         def compile_graph(kind: str) -> Callable[..., Any]:
             def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Any:
                 run_passes(graph, selected, chosen.fuse)
+                update_in_place(graph)
                 compiled = CompiledGraph(graph, selected, chosen.shapes, kind)
                 mine.append(compiled)
                 self._graphs = [*filter(lambda reference: reference() is not None, self._graphs), weakref.ref(compiled)]

@@ -8,6 +8,7 @@ pointwise operators that are left.
 - pointwise.py, regions.py: pointwise operators to programs, and the regions that they consist of
 - calls.py: pointwise operators before and after reductions, row operators and products
 - constants.py: fake tensors for a graph's constants
+- updates.py: updates in place, for graphs by AOTAutograd after all other passes
 """
 
 from __future__ import annotations
