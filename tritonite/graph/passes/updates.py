@@ -71,7 +71,7 @@ def _chain(target: fx.Node, value: Any) -> list[fx.Node]:
 
 
 def _written(chain: list[fx.Node], memory: _Memory) -> _Memory:
-    """Write a chain of updates in place. Returns the graph's memory, of which `memory` is true if no node is new."""
+    """Write a chain of updates in place. Returns the graph's memory, which is the given one unless nodes are new."""
     graph, adds_nodes = chain[0].graph, any(update.target in _TO_VIEW for update in chain)
     for update in chain:
         _write(update)
@@ -140,10 +140,10 @@ class _Memory:
         return known and not _sharing(node) and not any(user.op == "output" for user in self._users(node))
 
     def free(self, target: fx.Node, chain: list[fx.Node], copy: fx.Node | None = None) -> bool:
-        """Return whether nothing but `copy` reads what a chain of updates would overwrite.
+        """Return whether a chain of updates of a target may be made in place.
 
-        That is each tensor of the chain but the last after the update that takes it, and for a `copy` to an input the
-        last one as an output, which has to have memory of its own.
+        No node may read a tensor after the update that takes it, except `copy`, which writes the last result to the
+        target. That result may then be no output of the graph, which has memory of its own.
         """
         for before, update in itertools.pairwise((target, *chain)):
             # From the outermost to the innermost, which is the first to write.
@@ -153,7 +153,12 @@ class _Memory:
             others = [node for each in nested for node in each.all_input_nodes if node not in (each.args[0], *nested)]
             if any(node in self._groups[before] for node in others):
                 return False
-            readers = [user for user in self._users(before) if user not in (copy, *nested) and not is_view(user.target)]
+            # Views read nothing; those that read them are among the users, too.
+            readers = [
+                user
+                for user in self._users(before)
+                if user not in (copy, *nested) and user.target not in _TO_VIEW.values()
+            ]
             if any(self._order[user] > self._order[nested[-1]] for user in readers):
                 return False
         if copy is not None and any(user.op == "output" for user in self._users(chain[-1])):
