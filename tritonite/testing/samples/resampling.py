@@ -61,10 +61,12 @@ for _dimensions, _each in _NAMES.items():
         facts.arguments(_name, f"{_name}_backward")(_resampling(_dimensions))
 
 _ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-facts.ZERO_SIGN_OF_ROUNDOFF.update(f"{name}{way}" for name in _ANTIALIASED for way in ("", "_backward"))
+# Resampling by sums of several products, whose weights may have either sign.
+_WEIGHTED = [f"{name}{way}" for name in ("upsample_bicubic2d", *_ANTIALIASED) for way in ("", "_backward")]
+facts.ZERO_SIGN_OF_ROUNDOFF.update(_WEIGHTED)
 
 
-@facts.terms(*(f"{name}{way}" for name in ("upsample_bicubic2d", *_ANTIALIASED) for way in ("", "_backward")))
+@facts.terms(*_WEIGHTED)
 def _weighted_terms(sums: facts.Sums) -> float:
     """Return a multiple of the number of taps, or what a rounded coordinate changes by their weights."""
     largest = max(size for x in sums.tensors for size in (1, *x.shape[2:]))
