@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -38,25 +37,22 @@ class Ahead:
     @contextlib.contextmanager
     def beside(self, key: str) -> Iterator[None]:
         """Compile the graph's kernels in threads while the with block compiles the one of this key."""
-        thread = threading.Thread(target=self._compile, args=(key,), name="tritonite-ahead", daemon=True)
-        thread.start()
-        try:
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as pool:
+            # In a thread of its own, because this one is in the middle of a call.
+            for other, needed in pool.submit(self._needed).result().items():
+                if other != key:
+                    pool.submit(self._load, needed)
             yield
-        finally:
-            thread.join()
 
-    def _compile(self, key: str) -> None:
+    def _needed(self) -> dict[str, Needed]:
+        """Return the kernels that the graph's calls will need, by their keys, as far as a walk over them comes."""
         with devices.current.runtime.on(self._device):
             collector = Collector(driver.active.get_current_target())
-            walk = Walk(self._device)
             # What the walk does not reach is compiled when it is launched.
             with contextlib.suppress(Exception), contract.under(self._settings), collecting(collector), torch.no_grad():
-                walk.run(
-                    self._lowered, [each.hollow() if isinstance(each, _Metadata) else each for each in self._inputs]
-                )
-        others = [needed for other, needed in collector.needed.items() if other != key]
-        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as pool:
-            list(pool.map(self._load, others))
+                inputs = [each.hollow() if isinstance(each, _Metadata) else each for each in self._inputs]
+                Walk(self._device).run(self._lowered, inputs)
+        return collector.needed
 
     def _load(self, needed: Needed) -> None:
         """Compile a kernel and load it. The launch that needs it raises its error."""

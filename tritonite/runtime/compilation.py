@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import threading
@@ -22,7 +23,7 @@ from triton.runtime.cache import get_cache_key, get_cache_manager
 
 from tritonite.errors import InvalidAction, KernelNotCompiled
 from tritonite.runtime import contract
-from tritonite.runtime.locks import brief
+from tritonite.runtime.locks import brief, fork_safe_lock
 
 # Entries of the log, and cache entries for artifacts, that a process keeps at most.
 _MOST_LOGGED, _MOST_KEPT = 4096, 65_536
@@ -68,6 +69,9 @@ _log: collections.deque[Compilation] = collections.deque(maxlen=_MOST_LOGGED)
 _listening: list[list[Compilation]] = []
 # The files of each compiled kernel by Triton's hash, for artifacts.
 _files: dict[str, dict[str, str]] = {}
+# Held while a kernel's source is parsed: in some versions of Python, such as 3.11.7, `ast.parse` raises SystemError if
+# another thread runs it meanwhile (https://github.com/python/cpython/issues/106905).
+_parsing = fork_safe_lock()
 
 
 class on_compile:  # noqa: N801 - called as a function is
@@ -173,6 +177,7 @@ def compile_kernel(
     if action == "raise" and not cached:
         raise KernelNotCompiled(kernel=source.name, served=f" for {served}" if served else "", signature=text)
     beside = contextlib.nullcontext() if cached else _beside(source, options or {})
+    source.make_ir = _alone(source.make_ir)
     begin = time.perf_counter()
     with beside:
         kernel = triton.compile(source, target=target, options=options, **others)
@@ -191,6 +196,17 @@ def compile_kernel(
     return kernel
 
 
+def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that parses kernels while no other thread does. Triton hashes them before."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _parsing:
+            return function(*args, **kwargs)
+
+    return call
+
+
 def watch(jit: Any, device: int) -> None:
     """Have a Triton kernel's own launches compile by `compile_kernel`, on a device."""
     # Triton sets `compile` when it first meets a device.
@@ -204,7 +220,8 @@ def in_disk_cache(source: Any, target: GPUTarget, options: Mapping[str, Any]) ->
         return False
     backend = make_backend(target)
     parsed = backend.parse_options(dict(options, **source.parse_options()))
-    key = get_cache_key(source, backend, parsed, env_vars=get_cache_invalidating_env_vars())
+    with _parsing:
+        key = get_cache_key(source, backend, parsed, env_vars=get_cache_invalidating_env_vars())
     manager = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
     # Triton cuts long names, too.
     name = f"{source.name[:150]}.json"
@@ -262,7 +279,7 @@ class Collector:
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
-        self.needed: dict[Any, Needed] = {}
+        self.needed: dict[str, Needed] = {}
 
     def add(self, source: Any, options: dict[str, Any], load: Callable[[], object]) -> None:
         """Note a kernel, unless it is noted already."""
@@ -271,7 +288,9 @@ class Collector:
 
 def key_of(source: Any, options: Mapping[str, Any]) -> str:
     """Return the key of a kernel in a collector."""
-    return str((source.hash(), tuple(sorted(options.items(), key=lambda item: item[0]))))
+    with _parsing:
+        own = source.hash()
+    return str((own, tuple(sorted(options.items(), key=lambda item: item[0]))))
 
 
 # Takes the key of the kernel that is being compiled. Returns a context in which others are compiled, too.
