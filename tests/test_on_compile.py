@@ -36,7 +36,7 @@ def compiler(monkeypatch):
 def compile_kernel(name):
     signature = {"x": "*fp32", "sizes": ("i32", "i64"), "BLOCK": "constexpr", "fn": "constexpr", "META": "constexpr"}
     constants = {(2,): 64, (3,): compile_kernel, (4,): types.SimpleNamespace()}
-    source = types.SimpleNamespace(name=name, signature=signature, constants=constants)
+    source = types.SimpleNamespace(name=name, signature=signature, constants=constants, make_ir=str)
     return compilation.compile_kernel(source, TARGET)
 
 

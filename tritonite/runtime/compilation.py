@@ -197,7 +197,10 @@ def compile_kernel(
 
 
 def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that parses kernels while no other thread does. Triton hashes them before."""
+    """Return a function that parses kernels while no other thread does."""
+    if getattr(function, "__wrapped__", None):
+        # The source has been compiled before.
+        return function
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
