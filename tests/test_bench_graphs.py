@@ -161,7 +161,7 @@ def test_the_others_are_stopped_while_one_runs_alone(tmp_path, sleeper):
 
 def test_the_others_go_on_when_the_one_that_runs_alone_is_killed(tmp_path, sleeper):
     turns = Turns(tmp_path)
-    source = "import sys, time; from pathlib import Path; from tritonite.bench.graphs.turns import Turns\n"
+    source = "import time; from pathlib import Path; from tritonite.bench.graphs.turns import Turns\n"
     source += f"with Turns(Path({str(tmp_path)!r})).alone(): time.sleep(60)"
     with turns.joined(sleeper.pid):
         killed = subprocess.Popen([sys.executable, "-W", "ignore", "-c", source], start_new_session=True)

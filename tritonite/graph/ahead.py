@@ -15,13 +15,13 @@ from triton.runtime import driver
 
 from tritonite import devices
 from tritonite.errors import Decline, Unsupported
-from tritonite.graph.interpret import arguments, started
-from tritonite.graph.lowered import Call, FusedCalls, Lowered, filled
+from tritonite.graph.interpret import run_calls
+from tritonite.graph.lowered import Call, FusedCalls, Lowered
 from tritonite.graph.operators import Scoped, Served, is_view
 from tritonite.install.python import record_dry
 from tritonite.runtime import contract
 from tritonite.runtime.compilation import Collector, Needed, collecting
-from tritonite.runtime.hollow import hollow, is_hollow
+from tritonite.runtime.hollow import hollow, is_hollow, without_elements
 
 # Threads at most. The compiler is without Python's lock for most of the time, but not for all.
 _MOST_THREADS = 8
@@ -32,7 +32,7 @@ class Ahead:
 
     def __init__(self, lowered: Lowered, inputs: Sequence[Any], device: torch.device) -> None:
         self._lowered, self._device, self._settings = lowered, device, contract.settings()
-        self._inputs = [_Metadata(each) if _is_on(each, device.type) else each for each in inputs]
+        self._inputs = [without_elements(each) if _is_on(each, device.type) else each for each in inputs]
 
     @contextlib.contextmanager
     def beside(self, key: str) -> Iterator[None]:
@@ -50,8 +50,7 @@ class Ahead:
             collector = Collector(driver.active.get_current_target())
             # What the walk does not reach is compiled when it is launched.
             with contextlib.suppress(Exception), contract.under(self._settings), collecting(collector), torch.no_grad():
-                inputs = [each.hollow() if isinstance(each, _Metadata) else each for each in self._inputs]
-                Walk(self._device).run(self._lowered, inputs)
+                Walk(self._device).run(self._lowered, _hollow(self._inputs, self._device))
         return collector.needed
 
     def _load(self, needed: Needed) -> None:
@@ -77,13 +76,7 @@ class Walk:
 
     def run(self, lowered: Lowered, inputs: list[Any]) -> list[Any]:
         """Return the outputs. Raises whatever stops the walk, such as sizes that depend on data."""
-        values = started(lowered, inputs)
-        for call in lowered.calls:
-            args, kwargs = arguments(call, values)
-            values[call.result] = self._call(call, args, kwargs)
-            for index in call.last:
-                values[index] = None
-        return [filled(output, values) for output in lowered.outputs]
+        return run_calls(lowered, inputs, self._call)
 
     def _call(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         function = call.function
@@ -119,31 +112,22 @@ class Walk:
         def without_memory(value: Any) -> Any:
             if isinstance(value, torch.device):
                 return torch.device("meta")
-            if not is_hollow(value):
-                return value
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            return without_elements(value) if is_hollow(value) else value
 
         args, kwargs = pytree.tree_map(without_memory, (args, kwargs))
-        result = target(*args, **kwargs)
-        return pytree.tree_map_only(torch.Tensor, lambda each: _hollow_as(each, self._device), result)
-
-
-class _Metadata:
-    """The metadata of a tensor, from which a hollow one is made."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._given = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-
-    def hollow(self) -> torch.Tensor:
-        return hollow(*self._given)
+        return _hollow(target(*args, **kwargs), self._device)
 
 
 def _is_on(value: Any, kind: str) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == kind and value.layout is torch.strided
 
 
-def _hollow_as(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a hollow tensor on a device with the metadata of a meta tensor, and any other tensor itself."""
-    if tensor.device.type != "meta":
-        return tensor
-    return hollow(tuple(tensor.shape), tensor.stride(), tensor.dtype, device)
+def _hollow(values: Any, device: torch.device) -> Any:
+    """Return values with hollow tensors on a device in the place of meta tensors."""
+
+    def on_device(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "meta":
+            return tensor
+        return hollow(tuple(tensor.shape), tensor.stride(), tensor.dtype, device)
+
+    return pytree.tree_map_only(torch.Tensor, on_device, values)

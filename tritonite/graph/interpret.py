@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tritonite.graph.fused import Fused
@@ -14,10 +15,20 @@ def interpret(lowered: Lowered, inputs: list[Any], overloads: bool = False) -> l
     With `overloads`, every call goes through PyTorch's dispatcher, for tensors that kernels cannot read directly, and
     nothing is fused.
     """
+
+    def run(call: Call, args: Any, kwargs: Any) -> Any:
+        return (_overload(call) if overloads else call.function)(*args, **kwargs)
+
+    return run_calls(lowered, inputs, run)
+
+
+def run_calls(lowered: Lowered, inputs: list[Any], run: Callable[[Call, Any, Any], Any]) -> list[Any]:
+    """Return a graph's outputs, where `run` gives the result of a call from its arguments. Empties `inputs`."""
     values = started(lowered, inputs)
     for call in lowered.calls:
         args, kwargs = arguments(call, values)
-        values[call.result] = (_overload(call) if overloads else call.function)(*args, **kwargs)
+        values[call.result] = run(call, args, kwargs)
+        del args, kwargs
         for index in call.last:
             values[index] = None
     return [filled(output, values) for output in lowered.outputs]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,10 @@ class Plan:
 
 
 def measure(plan: Plan) -> Iterator[GraphResult]:
-    """Yield a result for each model and way, when it is there. What takes longer than the limit has a failure."""
+    """Yield a result for each model and way, when it is there.
+
+    What takes longer than the limit, or fails, has a failure.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="tritonite-bench-") as temporary,
         ThreadPoolExecutor(plan.jobs) as pool,
@@ -96,7 +99,7 @@ def _measured(
     result = GraphResult(model, phase, plan.dtype, way)
     file = folder / f"{model}-{phase}"
     if writer is not None:
-        writer.exception()
+        wait([writer])
     task = {
         **{"model": model, "phase": phase, "way": way, "dtype": plan.dtype, "batch": plan.batch},
         **{"tokens": plan.tokens, "tiny": plan.tiny, "rounds": plan.rounds, "file": str(file), "only_start": False},

@@ -46,12 +46,12 @@ def update_in_place(module: fx.GraphModule) -> None:
     for copy in [node for node in module.graph.nodes if node.target is aten.copy_.default]:
         target, value = copy.args[:2]
         chain = _chain(target, value)
-        if target.op == "placeholder" and chain and memory.free(target, chain, copy):
+        if target.op == "placeholder" and chain and memory.may_write(target, chain, copy):
             memory = _written(chain, memory)
             copy.replace_all_uses_with(copy.args[1])
             module.graph.erase_node(copy)
     for update in [node for node in module.graph.nodes if _is_update(node)]:
-        if memory.is_fresh(update.args[0]) and memory.free(update.args[0], [update]):
+        if memory.is_fresh(update.args[0]) and memory.may_write(update.args[0], [update]):
             memory = _written([update], memory)
     module.graph.lint()
     module.recompile()
@@ -139,7 +139,7 @@ class _Memory:
         known = isinstance(node.target, OpOverload) and node.target.namespace in KNOWN
         return known and not _sharing(node) and not any(user.op == "output" for user in self._users(node))
 
-    def free(self, target: fx.Node, chain: list[fx.Node], copy: fx.Node | None = None) -> bool:
+    def may_write(self, target: fx.Node, chain: list[fx.Node], copy: fx.Node | None = None) -> bool:
         """Return whether a chain of updates of a target may be made in place.
 
         No node may read a tensor after the update that takes it, except `copy`, which writes the last result to the
