@@ -12,11 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 import tritonite
+from tritonite.bench import processes
 from tritonite.bench.graphs import measure, results, run, ways
 from tritonite.bench.graphs.results import GraphResult, GraphRun
 from tritonite.bench.graphs.subjects import Subject
-from tritonite.bench.graphs.turns import Turns
 from tritonite.bench.results import Machine, Timing
+from tritonite.bench.turns import Turns
 from tritonite.errors import InvalidResults
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
@@ -109,18 +110,18 @@ def test_processes_and_their_answers(monkeypatch, tmp_path):
 
 
 def test_a_process_that_fails_or_takes_long(monkeypatch, tmp_path):
-    monkeypatch.setattr(run.sys, "executable", "/bin/false")
+    monkeypatch.setattr(processes.sys, "executable", "/bin/false")
     given = {"turns": str(tmp_path / "turns")}
     assert run._answer(given, str(tmp_path), 60.0) == {"failure": "it ended with exit code 1"}
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nsleep 60\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(run.sys, "executable", str(slow))
+    monkeypatch.setattr(processes.sys, "executable", str(slow))
     assert run._answer(given, str(tmp_path), 0.2) == {"failure": "no answer within 0 s"}
-    assert run.parsed("a warning\n" + json.dumps(GOOD)) == GOOD
+    assert processes.parsed("a warning\n" + json.dumps(GOOD)) == GOOD
     for output in ("", "no answer", "[1]"):
-        assert run.parsed(output) == {"failure": "the process gave no answer"}
-    assert run._reason("Traceback:\n  File\nValueError: bad\n    hint\n") == "ValueError: bad"
+        assert processes.parsed(output) == {"failure": "the process gave no answer"}
+    assert processes._reason("Traceback:\n  File\nValueError: bad\n    hint\n") == "ValueError: bad"
 
 
 def state(process):
@@ -161,7 +162,7 @@ def test_the_others_are_stopped_while_one_runs_alone(tmp_path, sleeper):
 
 def test_the_others_go_on_when_the_one_that_runs_alone_is_killed(tmp_path, sleeper):
     turns = Turns(tmp_path)
-    source = "import time; from pathlib import Path; from tritonite.bench.graphs.turns import Turns\n"
+    source = "import time; from pathlib import Path; from tritonite.bench.turns import Turns\n"
     source += f"with Turns(Path({str(tmp_path)!r})).alone(): time.sleep(60)"
     with turns.joined(sleeper.pid):
         killed = subprocess.Popen([sys.executable, "-W", "ignore", "-c", source], start_new_session=True)

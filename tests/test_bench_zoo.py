@@ -1,6 +1,7 @@
 """Zoos of models: passes in autocast, the command's table, and a wrong answer among right ones."""
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from test_bench import bench
 
 import tritonite
 from tritonite.bench import models, timing
+from tritonite.bench.models import apart
 from tritonite.bench.results import Run
 from tritonite.bench.timing import ATEN, Provider
 from tritonite.cli.common import console
@@ -97,3 +99,46 @@ def test_the_command_measures_a_zoo(tmp_path, monkeypatch):
 @pytest.mark.parametrize("arguments", [("--zoo", "text"), ("--zoo", "vision", "--dtype", "float32")])
 def test_other_zoos_and_dtypes_are_refused(arguments):
     bench(*arguments, code=2)
+
+
+def in_this_process(module, task, turns, limit):
+    assert module == apart.__name__ and turns.is_dir()
+    return json.loads(json.dumps(apart._answer(task)))
+
+
+def test_models_are_measured_apart(monkeypatch):
+    monkeypatch.setattr(apart.processes, "answer", in_this_process)
+    monkeypatch.setitem(models.MODELS, "toy", toy_forward)
+    monkeypatch.setitem(models.STEPS, "toy", toy_step)
+    workload = models.Workload(torch.float32, 1, 4, tiny=True)
+    cases = [models.ModelCase("toy", workload, train) for train in (False, True)]
+    found = {each.phase: each for each in apart.measure_apart(cases, ["patched"], True, 1, jobs=1, limit=60)}
+    assert found.keys() == {"forward", "train"}
+    for each in found.values():
+        assert not each.failure and isinstance(each.unserved, list)
+        assert set(each.times) == {"aten", "tritonite", "every kernel", "patched"}
+        # The results with a profile come last.
+        assert each.call_shares["tritonite"] > 0
+
+
+def test_a_process_without_an_answer_is_a_failure(monkeypatch):
+    monkeypatch.setattr(apart.processes, "answer", lambda *given: {"failure": "no answer within 1 s"})
+    case = models.ModelCase("toy", models.Workload(torch.bfloat16, 3, 4, tiny=True), train=True)
+    (found,) = apart.measure_apart([case], [], False, 1, jobs=2, limit=1)
+    assert (found.model, found.phase, found.batch, found.failure) == ("toy", "train", 3, "no answer within 1 s")
+
+
+def test_a_model_that_finds_memory_full_is_measured_again(monkeypatch):
+    asked = []
+
+    def answer(module, task, turns, limit):
+        asked.append(task["model"])
+        full = asked.count("large") == 1 and asked[-1] == "large"
+        return {"failure": "torch.OutOfMemoryError: CUDA out of memory." if full else "wrong"}
+
+    monkeypatch.setattr(apart.processes, "answer", answer)
+    workload = models.Workload(torch.bfloat16, 1, 4, tiny=True)
+    cases = [models.ModelCase(name, workload) for name in ("large", "small")]
+    found = list(apart.measure_apart(cases, [], False, 1, jobs=1, limit=1))
+    assert [(each.model, each.failure) for each in found] == [("small", "wrong"), ("large", "wrong")]
+    assert asked == ["large", "small", "large"]

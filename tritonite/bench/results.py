@@ -130,6 +130,14 @@ class ModelResult:
     unserved: list[tuple[str, str, int]] = field(default_factory=list)
     failure: str = ""
 
+    @classmethod
+    def of_json(cls, entry: dict[str, Any]) -> ModelResult:
+        """Return a result of a JSON object."""
+        operators = [tuple(operator) for operator in entry["operators"]]
+        unserved = [tuple(each) for each in entry.get("unserved", ())]
+        times = {"times": _times(entry["times"]), "host_times": _times(entry["host_times"])}
+        return cls(**{**entry, **times, "operators": operators, "unserved": unserved})
+
     @property
     def key(self) -> tuple[str, str, str, int, int, int]:
         return self.model, self.phase, self.dtype, self.batch, self.tokens, self.context
@@ -237,7 +245,7 @@ class Run:
             return cls(
                 Machine(**fields["machine"]),
                 [Result(**{**entry, "times": _times(entry["times"])}) for entry in fields["results"]],
-                [_model(entry) for entry in fields["models"]],
+                [ModelResult.of_json(entry) for entry in fields["models"]],
                 fields["interrupted"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -250,13 +258,6 @@ def _dealt(result: Result) -> tuple[str, int | None]:
 
 def _times(entries: dict[str, Any]) -> dict[str, Timing]:
     return {name: Timing(**entry) for name, entry in entries.items()}
-
-
-def _model(entry: dict[str, Any]) -> ModelResult:
-    operators = [tuple(operator) for operator in entry["operators"]]
-    unserved = [tuple(each) for each in entry.get("unserved", ())]
-    times = {"times": _times(entry["times"]), "host_times": _times(entry["host_times"])}
-    return ModelResult(**{**entry, **times, "operators": operators, "unserved": unserved})
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import importlib.util
 import itertools
 import shlex
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -225,14 +225,16 @@ def bench(
             "llama, resnet and vit; with --quick of tiny models"
         ),
     ] = False,
-    limit: Annotated[float, typer.Option(min=1, help="seconds that --graphs gives a process")] = 300.0,
+    limit: Annotated[
+        float, typer.Option(min=1, help="seconds that a process of --graphs, or a model's with --jobs, may take")
+    ] = 300.0,
     rounds: Annotated[int, typer.Option(min=1, help="rounds in which providers take turns")] = 10,
     jobs: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="processes that check answers in turn with the timing; default half of the cores; with --graphs "
-            "results that are measured at a time; default 1",
+            help="processes that check answers in turn with the timing; default half of the cores; with --graphs, "
+            "--model or --zoo results that are measured at a time; default 1",
         ),
     ] = None,
     part: Annotated[str, typer.Option(help="shard of the cases, such as 0/4 for the first of four")] = "0/1",
@@ -267,6 +269,7 @@ def bench(
     from tritonite.bench import cases, models, results, run, timing, workers
     from tritonite.bench import console as view
     from tritonite.bench.drawn import cases as random_cases
+    from tritonite.bench.models.apart import measure_apart
 
     _check_destinations(json, html, charts)
     model_dtypes = _model_dtypes(dtype, zoo) if known_models(model) or zoo else []
@@ -302,7 +305,11 @@ def bench(
     subjects = [models.ModelCase(name, own, train) for name in model or () for own in workloads]
     if zoo:
         subjects = [each for own in workloads for each in models.zoo(zoo, own) if each.name in (model or [each.name])]
-    passes = models.measure(subjects, (timing.ATEN, *providers), rounds) if subjects else iter(())
+    passes: Iterator[results.ModelResult] = iter(())
+    if subjects and (jobs or 1) > 1:
+        passes = measure_apart(subjects, provider or (), bool(zoo), rounds, jobs or 1, limit)
+    elif subjects:
+        passes = models.measure(subjects, (timing.ATEN, *providers), rounds)
     with contextlib.closing(timed):
         every = itertools.chain(timed, passes)
         measured = view.follow(console, machine, every, None if subjects else len(chosen), names, json)

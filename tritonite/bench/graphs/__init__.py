@@ -3,7 +3,6 @@
 - `subjects.py`: the models, their inputs and calls.
 - `ways.py`: the ways to run a model, such as "inductor" and "tritonite-graph".
 - `measure.py`: the process that measures one model in one way.
-- `turns.py`: stops the other processes while one measures its steady state.
 - `run.py`: starts these processes, each with caches of its own and a time limit.
 - `results.py`: results, their JSON file and their table.
 """

@@ -20,11 +20,11 @@ import torch
 import tritonite
 from tritonite.bench import timing
 from tritonite.bench.graphs.subjects import Subject, gradients, subject
-from tritonite.bench.graphs.turns import Turns
 from tritonite.bench.graphs.ways import WAYS
 from tritonite.bench.models.passes import MINIMUM_SIMILARITY, disagreement
 from tritonite.bench.models.workload import Workload
 from tritonite.bench.results import Timing
+from tritonite.bench.turns import Turns
 
 _WARM_CALLS = 3
 # A result, microseconds until the call returned, and until the device was done.

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
@@ -15,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tritonite.bench import processes
 from tritonite.bench.graphs.results import GraphResult
 from tritonite.bench.graphs.subjects import SUBJECTS
-from tritonite.bench.graphs.turns import Turns
 from tritonite.bench.graphs.ways import CACHED, FORWARD_ONLY, WAYS
+from tritonite.bench.turns import Turns
 
 # Variables that name folders of disk caches.
 _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -120,37 +115,5 @@ def _measured(
 
 def _answer(task: dict[str, Any], caches: str, limit: float) -> dict[str, Any]:
     """Run a process with folders of caches, and return its answer, or its failure."""
-    environment = os.environ | {name: os.path.join(caches, name) for name in _CACHES}
-    command = [sys.executable, "-W", "ignore", "-m", "tritonite.bench.graphs.measure", json.dumps(task)]
-    # A group of its own, because Inductor starts processes that compile.
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    with Turns(Path(task["turns"])).joined(process.pid):
-        try:
-            output, errors = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            return {"failure": f"no answer within {limit:.0f} s"}
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if process.returncode:
-        return {"failure": _reason(errors) or f"it ended with exit code {process.returncode}"}
-    return parsed(output)
-
-
-def parsed(output: str) -> dict[str, Any]:
-    """Return the answer in the last line of a process's output, or a failure."""
-    lines = output.strip().splitlines()
-    try:
-        found = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        found = None
-    return found if isinstance(found, dict) else {"failure": "the process gave no answer"}
-
-
-def _reason(errors: str) -> str:
-    """Return the last line of a traceback that names an error."""
-    lines = [line for line in errors.strip().splitlines() if line and not line.startswith((" ", "\t"))]
-    return lines[-1][:_LONGEST_REASON] if lines else ""
+    folders = {name: os.path.join(caches, name) for name in _CACHES}
+    return processes.answer("tritonite.bench.graphs.measure", task, Path(task["turns"]), limit, folders)

@@ -5,6 +5,7 @@
 - `zoo.py`: further models, by their configurations.
 - `catalog.py`: the models by name.
 - `passes.py`: checks, times and profiles.
+- `apart.py`: the same of several models at a time, each in a process of its own.
 """
 
 from tritonite.bench.models.catalog import MODELS as MODELS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,7 +32,10 @@ Ways = dict[Provider, Phase]
 
 
 def measure(
-    cases: Sequence[ModelCase], providers: Sequence[Provider], rounds: int = timing.ROUNDS
+    cases: Sequence[ModelCase],
+    providers: Sequence[Provider],
+    rounds: int = timing.ROUNDS,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[ModelResult]:
     """Time and then profile the passes of models: a prompt, and for a decoder one more token; or a training step.
 
@@ -39,6 +43,7 @@ def measure(
         cases: the models.
         providers: the providers to time; the first is ATen.
         rounds: rounds in which providers take turns.
+        alone: returns the context in which passes are timed or profiled, and other processes leave the device alone.
 
     Yields a ModelResult with times for each pass, and once all are timed a second one with its profile. A pass that a
     provider computes otherwise than ATen has a failure in place of times and profile.
@@ -48,7 +53,7 @@ def measure(
         timed.append([])
         for ways in _ways(case, providers):
             _warm(ways)
-            timed[-1].append(_timed(case, ways, rounds))
+            timed[-1].append(_timed(case, ways, rounds, alone))
             yield timed[-1][-1]
     # The profiler leaves hooks in the driver that slow calls, so models are made again after all have been timed.
     profiled = [each for each in providers if each.name in PROFILED]
@@ -59,7 +64,7 @@ def measure(
             continue
         for ways, result in zip(_ways(case, profiled), results, strict=True):
             if not result.failure:
-                yield dataclasses.replace(result, **_profiled(ways))
+                yield dataclasses.replace(result, **_profiled(ways, alone))
 
 
 def agreements(case: ModelCase, providers: Sequence[Provider]) -> Iterator[ModelResult]:
@@ -101,13 +106,17 @@ def _warm(ways: Ways) -> None:
                 tritonite.warm(_pass, phase)
 
 
-def _timed(case: ModelCase, ways: Ways, rounds: int) -> ModelResult:
+def _timed(
+    case: ModelCase, ways: Ways, rounds: int, alone: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> ModelResult:
     """Return the times of a pass, none for 0 rounds; its failure if a provider's results differ from ATen's."""
     phase, times, host_times, failure = next(iter(ways.values())), dict[str, Timing](), dict[str, Timing](), ""
     similarities: dict[str, float] = {}
     try:
         similarities = _check(f"{case.title} {phase.name}, {case.dtype}", ways, MINIMUM_SIMILARITY[case.workload.dtype])
-        times, host_times = _times(ways, rounds) if rounds else ({}, {})
+        if rounds:
+            with alone():
+                times, host_times = _times(ways, rounds)
     except WrongAnswer as error:
         failure = str(error)
     return ModelResult(
@@ -124,9 +133,10 @@ def _timed(case: ModelCase, ways: Ways, rounds: int) -> ModelResult:
     )
 
 
-def _profiled(ways: Ways) -> dict[str, Any]:
+def _profiled(ways: Ways, alone: Callable[[], AbstractContextManager[None]]) -> dict[str, Any]:
     """Return the fields of ModelResult that profiles of a pass give."""
-    profiles = {provider.name: _profile(phase, provider) for provider, phase in ways.items()}
+    with alone():
+        profiles = {provider.name: _profile(phase, provider) for provider, phase in ways.items()}
     operators = {name: found for name, (found, _) in profiles.items()}
     own = {each: phase for each, phase in ways.items() if each.name != timing.ATEN.name}
     reports = {each.name: _calls(phase, each) for each, phase in own.items()}

@@ -1,0 +1,68 @@
+"""Processes that measure one task each, and answer with JSON in the last line of their output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tritonite.bench.turns import Turns
+
+_LONGEST_REASON = 200
+
+
+def answer(
+    module: str, task: dict[str, Any], turns: Path, limit: float, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a module in a process, and return its answer, or `{"failure": reason}`.
+
+    Args:
+        module: run with the task, as JSON, as its argument.
+        turns: the folder of the processes that take turns with this one.
+        limit: seconds that the process may take.
+        variables: environment variables that differ from this process's.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(task)]
+    # A group of its own, because Inductor starts processes that compile.
+    process = subprocess.Popen(
+        command,
+        env=os.environ | dict(variables or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with Turns(turns).joined(process.pid):
+        try:
+            output, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return {"failure": f"no answer within {limit:.0f} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        return {"failure": _reason(errors) or f"it ended with exit code {process.returncode}"}
+    return parsed(output)
+
+
+def parsed(output: str) -> dict[str, Any]:
+    """Return the answer in the last line of a process's output, or a failure."""
+    lines = output.strip().splitlines()
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {"failure": "the process gave no answer"}
+
+
+def _reason(errors: str) -> str:
+    """Return the last line of a traceback that names an error."""
+    lines = [line for line in errors.strip().splitlines() if line and not line.startswith((" ", "\t"))]
+    return lines[-1][:_LONGEST_REASON] if lines else ""
