@@ -106,7 +106,7 @@ def table(run: GraphRun) -> Iterator[str]:
     previous = None
     for each in run.results:
         title = f"{each.model} {each.phase}, {each.dtype}, {each.shape}" if each.shape else f"{each.model} {each.phase}"
-        named = "" if (each.model, each.phase) == previous else title
-        previous = each.model, each.phase
+        named = "" if (each.model, each.phase, each.dtype) == previous else title
+        previous = each.model, each.phase, each.dtype
         cells = [f"failed: {each.failure}", *[""] * (len(COLUMNS) - 1)] if each.failure else map(each.cell, COLUMNS)
         yield f"| {named} | {each.way} | {' | '.join(cell.replace('|', '/') for cell in cells)} |"
