@@ -162,4 +162,4 @@ def test_the_page_has_a_row_for_each_run(tmp_path, monkeypatch):
     page = training_page.PAGE.read_text()
     assert "| ATen, seed 1 | 2.1000 | 10 | 1.00 | 1.00 GiB |  |" in page
     assert "| `enable()`, seed 0 | 2.1000 | 10 | 1.00 | 1.00 GiB | 0.500 |" in page
-    assert (tmp_path / "training.png").stat().st_size > 10_000
+    assert (tmp_path / "page.png").stat().st_size > 10_000

@@ -31,7 +31,7 @@ MODES = {
 def main() -> int:
     training, two = (_read(name) for name in ("training", "two_gpus"))
     if training and "--check" not in sys.argv:
-        draw(training, RESULTS / "training.png")
+        draw(training, PAGE.with_suffix(".png"))
     text = "\n".join(["# Training beside ATen", "", *curves(training), "", *parallel(two), ""])
     return generated.write(PAGE, text, "docs/training-curves.md", "python tools/training_page.py")
 
@@ -61,7 +61,7 @@ def curves(found: dict[str, Any] | None) -> Iterator[str]:
         f"and AdamW. {_machine(found)}"
     )
     yield ""
-    yield "![Loss by step, for ATen's seeds and for Tritonite](benchmarks/training.png)"
+    yield f"![Loss by step, for ATen's seeds and for Tritonite]({PAGE.stem}.png)"
     yield ""
     yield "| run | final loss | tokens a second | of ATen's | peak memory | largest difference of a step's loss |"
     yield "| --- | --- | --- | --- | --- | --- |"
