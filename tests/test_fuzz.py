@@ -343,7 +343,11 @@ def ended(whose, way="check", turn=7, first=7):
     worker.process = type("Process", (), {"exitcode": -11})
     worker.task = _Task(first) if way == "check" else _Task(first, way, 3, turn)
     worker.second, worker.unstarted, worker.finished, worker.next = False, False, False, None
+    worker.error = ""
     return worker
+
+
+ENDED = "exit code -11"
 
 
 def test_a_process_that_ends_in_its_first_call_is_a_finding():
@@ -353,13 +357,21 @@ def test_a_process_that_ends_in_its_first_call_is_a_finding():
 
 def test_aten_repeats_its_runs_before_a_process_that_ends_is_a_finding():
     worker, tally = ended("tritonite", first=3), Tally()
-    assert worker.stopped("crash", tally) is None and worker.next == _Task(3, "aten", 3, 7)
+    assert worker.stopped("crash", tally) is None and worker.next == _Task(3, "aten", 3, 7, ENDED)
     worker = ended("aten", first=3)
-    assert worker.stopped("crash", tally) is None and worker.next == _Task(7, "alone", 3, 7)
+    assert worker.stopped("crash", tally) is None and worker.next == _Task(7, "alone", 3, 7, ENDED)
     worker.task, worker.next = worker.next, None
-    assert worker.unexplained() is None and worker.next == _Task(3, "aten", 3, 7)
+    assert worker.unexplained() is None and worker.next == _Task(3, "aten", 3, 7, ENDED)
     worker.task = worker.next
-    assert worker.unexplained().kind == "crash" and worker.next == _Task(8) and not tally.aten_crashes
+    found = worker.unexplained()
+    assert (found.kind, worker.next, tally.aten_crashes) == ("crash", _Task(8), []) and ENDED in found.detail
+
+
+def test_a_finding_names_the_error_of_the_device():
+    worker, tally = ended("tritonite"), Tally()
+    worker.connection = type("Connection", (), {"recv": lambda self: ("error", "CUDA error: an illegal access")})()
+    assert worker.receive(tally) is None
+    assert worker.stopped("crash", tally).detail == "tritonite: CUDA error: an illegal access"
 
 
 @pytest.mark.parametrize("way", ["alone", "aten"])

@@ -5,6 +5,7 @@ import torch
 from conftest import served
 
 import tritonite
+from tritonite.errors import Decline
 
 _ALL = [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)]
 
@@ -136,3 +137,14 @@ def test_cudnn_samples_bilinearly_with_corners_aligned(device):
     torch.testing.assert_close(sampled, torch.ops.aten.grid_sampler_2d(*given))
     gradients = tritonite.ops.cudnn_grid_sampler_backward(image, grid, grad)
     torch.testing.assert_close(gradients, torch.ops.aten.grid_sampler_2d_backward(grad, *given, [True, True]))
+
+
+@pytest.mark.parametrize(
+    ("image", "grid"), [((2, 3, 4, 5), (2, 3, 0, 2)), ((0, 3, 4, 5), (0, 3, 2, 2)), ((1, 1025, 2, 2), (1, 2, 2, 2))]
+)
+def test_what_cudnn_refuses_is_declined(image, grid, device):
+    grad = torch.zeros(*image[:2], *grid[1:3], device=device)
+    image, grid = torch.zeros(image, device=device), torch.zeros(grid, device=device)
+    for name, given in (("cudnn_grid_sampler", ()), ("cudnn_grid_sampler_backward", (grad,))):
+        with pytest.raises(Decline, match="cuDNN"):
+            tritonite.overloads()[name](image, grid, *given)

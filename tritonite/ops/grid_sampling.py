@@ -264,16 +264,22 @@ def grid_sampler_3d_backward(
 # cuDNN samples images bilinearly, with zeros around them and corners aligned.
 _AS_CUDNN = (BILINEAR.value, ZEROS.value, True)
 _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
+_MOST_CUDNN_CHANNELS = 1024
 
 
-def _check_cudnn(dtype):
-    if dtype not in _CUDNN_DTYPES:
-        raise Decline(f"dtype {dtype}; cuDNN samples float16, float32 and float64")
+def _check_cudnn(input, grid):
+    """Raise Decline for a call that ATen refuses to pass to cuDNN."""
+    if input.dtype not in _CUDNN_DTYPES:
+        raise Decline(f"dtype {input.dtype}; cuDNN samples float16, float32 and float64")
+    if not (input.numel() and grid.numel()):
+        raise Decline("images or grid without elements, which cuDNN does not sample")
+    if input.dim() == 4 and input.shape[1] > _MOST_CUDNN_CHANNELS:
+        raise Decline(f"{input.shape[1]} channels; cuDNN samples at most {_MOST_CUDNN_CHANNELS}")
 
 
 @operator("cudnn_grid_sampler", accepts=_CUDNN_DTYPES, cuda_only=("cudnn_grid_sampler", "cudnn_grid_sampler.out"))
 def cudnn_grid_sampler(self, grid, outs=()):
-    _check_cudnn(self.dtype)
+    _check_cudnn(self, grid)
     return _forward(2, self, grid, *_AS_CUDNN, outs)
 
 
@@ -283,5 +289,5 @@ def cudnn_grid_sampler(self, grid, outs=()):
     cuda_only=("cudnn_grid_sampler_backward", "cudnn_grid_sampler_backward.out"),
 )
 def cudnn_grid_sampler_backward(self, grid, grad_output, outs=()):
-    _check_cudnn(self.dtype)
+    _check_cudnn(self, grid)
     return _backward(2, grad_output, self, grid, *_AS_CUDNN, (True, True), outs)

@@ -80,7 +80,7 @@ _REPLACED = ("_batch_norm_with_update.out",)
 # Overloads whose CPU kernels in ATen repeat the first row in an output whose rows are one element apart.
 _ROWS_REPEATED = ("_upsample_bicubic2d_aa.out", "_upsample_bilinear2d_aa.out")
 # Overloads whose GPU kernels in ATen write to other places of outputs that are not contiguous.
-_MISPLACED = ("mode.values",)
+_MISPLACED = ("mode.values", "upsample_nearest1d.out", "_upsample_nearest_exact1d.out")
 
 
 class Call(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import multiprocessing.connection
@@ -11,16 +12,18 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 
+import tritonite
 from tritonite.install.override import select, unknown
 from tritonite.registry import overloads
 from tritonite.runtime.stats import counts, totals
+from tritonite.testing.bounds import checked_bounds
 from tritonite.testing.fuzz.check import Finding, check, outcome, synchronize
 from tritonite.testing.fuzz.draw import Call, draw
 from tritonite.testing.fuzz.fused import PREFIX, FusedCall, check_fused, draw_fused, named_fused
@@ -31,6 +34,8 @@ from tritonite.testing.processes import start
 _PATIENCE = 120.0
 # One of this number of calls is of a fused operator, if both kinds are chosen.
 _FUSED_SHARE = 5
+# In the interpreter the kernels of one of this number of calls have their bounds checked.
+_BOUNDS_CHECKED = 4
 # Variables with which glibc ends a process whose heap was overwritten.
 _HEAP_CHECK = {"LD_PRELOAD": "libc_malloc_debug.so.0", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
 # Calls of one operator of which a kernel serves some, if the drawn arguments fit each other often enough.
@@ -57,8 +62,20 @@ class Tally:
 def fuzz_one(overload: str, seed: int, number: int) -> Finding | None:
     """Check the call of an overload or a fused operator, a seed and a number."""
     call = _drawn(overload, seed, number)
-    found = check_fused(call) if isinstance(call, FusedCall) else check(call)
+    found = _difference(call, number)
     return None if found is None else Finding(found[0], overload, seed, number, str(call), found[1])
+
+
+def _difference(
+    call: Call | FusedCall, number: int, begin: Callable[[str], None] = lambda _: None
+) -> tuple[str, str] | None:
+    """Return (kind, detail) of the first difference of a call, or None. Some calls' kernels have their bounds checked.
+
+    `begin` is called with "aten" or "tritonite" before each of the two runs.
+    """
+    checked = tritonite.backend.interpreted and number % _BOUNDS_CHECKED == 0
+    with checked_bounds() if checked else contextlib.nullcontext():
+        return check_fused(call, begin) if isinstance(call, FusedCall) else check(call, begin)
 
 
 def _drawn(name: str, seed: int, number: int) -> Call | FusedCall:
@@ -148,12 +165,14 @@ class _Task(NamedTuple):
 
     way: "check"; "alone", ATen's run of the call that ended a process; or "aten", ATen's runs of all calls that this
         process had made, `since` its first turn.
+    ended: how that process ended, such as "exit code -11".
     """
 
     turn: int
     way: str = "check"
     since: int = 0
     until: int = 0
+    ended: str = ""
 
 
 class _Worker:
@@ -183,6 +202,7 @@ class _Worker:
         theirs.close()
         self.seed, self.turn, self.heard, self.ended = seed, task.turn, time.monotonic(), False
         self.at: tuple[str, int, str, str] | None = None
+        self.error = ""
         self.next: _Task | None = None
 
     def receive(self, tally: Tally) -> Finding | None:
@@ -200,6 +220,8 @@ class _Worker:
             self.turn, self.at = value[0], value[1:]
         elif kind == "finished":
             self.finished = True
+        elif kind == "error":
+            self.error = value
         elif kind == "done":
             tally.calls += value[0]
             tally.served += value[1]
@@ -218,7 +240,7 @@ class _Worker:
         self.next = _Task(task.until + 1)
         assert self.at is not None
         overload, number, call, _ = self.at
-        detail = "it ends the process after other calls, which ATen's runs alone do not end"
+        detail = f"{task.ended} after other calls, which ATen's runs alone do not end"
         return Finding("crash", overload, self.seed, number, call, detail)
 
     def stopped(self, kind: str, tally: Tally) -> Finding | None:
@@ -231,12 +253,13 @@ class _Worker:
         if self.at is None:
             return Finding("start", "", self.seed, 0, "a process", f"ended with {self.process.exitcode}")
         overload, number, call, whose = self.at
-        detail = f"{whose}: {f'exit code {self.process.exitcode}' if kind == 'crash' else f'over {_PATIENCE:.0f} s'}"
+        ended = self.error or f"exit code {self.process.exitcode}"
+        detail = f"{whose}: {ended if kind == 'crash' else f'over {_PATIENCE:.0f} s'}"
         checks = self.task.way == "check"
         if checks and kind == "crash" and (whose == "aten" or self.task.turn < self.turn):
             way = "alone" if whose == "aten" else "aten"
             first = self.turn if way == "alone" else self.task.turn
-            self.next = _Task(first, way, self.task.turn, self.turn)
+            self.next = _Task(first, way, self.task.turn, self.turn, ended)
             return None
         if not checks:
             self.next = _Task(self.task.until + 1)
@@ -274,6 +297,7 @@ def _work(connection: Any, chosen: Chosen, seed: int, index: int, step: int, tur
         except Exception as error:  # noqa: BLE001 - an error of the fuzzer is a finding, too
             # An error of the device ends the process.
             if "CUDA error" in str(error) or "device-side assert" in str(error):
+                connection.send(("error", str(error).splitlines()[0]))
                 os._exit(3)
             detail = "".join(traceback.format_exception_only(error)).strip()
             if not repeats:
@@ -310,6 +334,6 @@ def _finding(connection: Any, name: str, seed: int, number: int, turn: int) -> F
     call = _drawn(name, seed, number)
     shown = str(call)
     begin = functools.partial(at, shown)
-    found = check_fused(call, begin) if isinstance(call, FusedCall) else check(call, begin)
+    found = _difference(call, number, begin)
     synchronize()
     return None if found is None else Finding(found[0], name, seed, number, shown, found[1])
