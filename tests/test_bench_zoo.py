@@ -142,3 +142,9 @@ def test_a_model_that_finds_memory_full_is_measured_again(monkeypatch):
     found = list(apart.measure_apart(cases, [], False, 1, jobs=1, limit=1))
     assert [(each.model, each.failure) for each in found] == [("small", "wrong"), ("large", "wrong")]
     assert asked == ["large", "small", "large"]
+
+
+def test_a_process_measures_a_compiled_model():
+    case = models.ModelCase("bert", models.Workload(torch.float32, 1, 4, tiny=True))
+    (found,) = apart.measure_apart([case], ["compiled"], False, 1, jobs=2, limit=120)
+    assert not found.failure and set(found.times) == {"aten", "tritonite", "compiled"}

@@ -5,6 +5,7 @@ its layers in the interpreter.
 """
 
 import copy
+import dataclasses
 
 import pytest
 import tiny_models
@@ -104,6 +105,15 @@ def test_tokens_before_the_first_that_differs():
     one, other = torch.tensor([1, 2, 3]), torch.tensor([1, 5, 3, 4])
     assert smollm2.agreed(one, other) == 1
     assert smollm2.agreed(one, torch.tensor([1, 2, 3, 4])) == 3
+
+
+def test_the_judge_of_answers():
+    answer = smollm2.Answer("a", "b", "b", tokens=4, agreed=4, cosine=0.99995, overall=0.99999)
+    worse = dataclasses.replace(answer, agreed=2, cosine=0.99)
+    assert smollm2.passes([answer], torch.float32) and smollm2.passes([answer, worse], torch.bfloat16)
+    assert not smollm2.passes([answer, worse], torch.float32)
+    assert not smollm2.passes([dataclasses.replace(answer, cosine=0.9998)], torch.float32)
+    assert not smollm2.passes([dataclasses.replace(answer, overall=0.9989)], torch.bfloat16)
 
 
 def test_missing_packages_are_named(monkeypatch):

@@ -14,6 +14,7 @@ MACHINE = {
     "copy_bandwidth": 1.0,
 }
 ANSWER = {"prompt": "Who are you?", "aten": "I | am", "tritonite": "I | am", "tokens": 2, "agreed": 2, "cosine": 1.0}
+ANSWER |= {"overall": 0.5, "from_float32": None}
 
 
 def test_without_results_the_page_has_no_table():
@@ -24,7 +25,9 @@ def test_without_results_the_page_has_no_table():
 def test_answers_and_speeds():
     found = {"machine": MACHINE, "answers": {"float32": [ANSWER]}, "speeds": []}
     page = models_page.page(found, None)
-    assert "| Who are you? | I \\| am | the same | 2 of 2 | 1.000000 |" in page
+    assert "| Who are you? | I \\| am | the same | 2 of 2 | 1.000000 | 0.500000 |" in page
+    rounded = {**found, "answers": {"bfloat16": [ANSWER | {"from_float32": (0.25, 0.125)}]}}
+    assert "| 0.500000 | 0.250000 | 0.125000 |" in models_page.page(rounded, None)
     assert "Tokens a second are not measured yet" in page
     speed = {"batch": 32, "cache": "static", "new_tokens": 64, "tokens_per_second": {"aten": 10.0, "tritonite": 20.0}}
     page = models_page.page({**found, "speeds": [speed]}, None)

@@ -37,11 +37,21 @@ CACHES: dict[str, dict[str, Any]] = {
 def answers(dtype: torch.dtype, prompts: int, new_tokens: int) -> list[dict[str, Any]]:
     """Return the answers to the first prompts, as dicts of smollm2.Answer."""
     model, tokenizer = smollm2.load(dtype)
+    exact = None if dtype is torch.float32 else smollm2.load(torch.float32)[0]
+    _warm([(model, smollm2.encoded(tokenizer, prompt), new_tokens) for prompt in smollm2.PROMPTS[:prompts]])
     found = []
     for prompt in smollm2.PROMPTS[:prompts]:
-        found.append(dataclasses.asdict(smollm2.answer(model, tokenizer, prompt, new_tokens)))
+        answer = smollm2.answer(model, tokenizer, prompt, new_tokens, in_float32=exact)
+        found.append(dataclasses.asdict(answer))
         console.print(f"{dtype} {found[-1]}", markup=False)
     return found
+
+
+def _warm(generations: list[tuple[Any, ...]], **options: Any) -> None:
+    """Compile in processes what generations with these arguments would compile one kernel after another."""
+    if not tritonite.backend.interpreted:
+        with torch.inference_mode(), tritonite.use_gems():
+            tritonite.warm(smollm2.greedy, shapes=generations, **options)
 
 
 def speeds(rounds: int, new_tokens: int) -> list[dict[str, Any]]:
@@ -59,6 +69,7 @@ def speeds(rounds: int, new_tokens: int) -> list[dict[str, Any]]:
     for batch in BATCHES:
         for cache, options in CACHES.items():
             taken: dict[str, list[float]] = {name: [] for name in ways}
+            _warm([(own, ids.expand(batch, -1).contiguous(), new_tokens) for own in (model, patched)], **options)
             for _ in range(rounds):
                 for name, (own, scope) in ways.items():
                     with scope():

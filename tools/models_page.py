@@ -50,9 +50,12 @@ def _answers(found: dict[str, Any] | None) -> str:
             shown = words if len(words) <= 60 else f"... {words[-56:]}"
             same = "the same" if each["tritonite"] == each["aten"] else _cell(each["tritonite"])
             equal = f"{each['agreed']} of {each['tokens']}"
-            rows.append([_cell(shown), _cell(each["aten"]), same, equal, f"{each['cosine']:.6f}"])
-        text += f"In {dtype}:\n\n"
-        text += _table(["prompt", "ATen", "Tritonite", "equal tokens", "least cosine of logits"], rows) + "\n"
+            cosines = (each["cosine"], each["overall"], *(each["from_float32"] or ()))
+            rows.append([_cell(shown), _cell(each["aten"]), same, equal, *(f"{cosine:.6f}" for cosine in cosines)])
+        head = ["prompt", "ATen", "Tritonite", "equal tokens", "least cosine of logits", "cosine of all logits"]
+        if answers[0]["from_float32"]:
+            head += ["ATen's least with float32", "Tritonite's least with float32"]
+        text += f"In {dtype}:\n\n" + _table(head, rows) + "\n"
     if not found["speeds"]:
         return text + "Tokens a second are not measured yet: this needs a GPU.\n"
     rows = [

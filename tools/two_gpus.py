@@ -105,15 +105,18 @@ def worker(options: argparse.Namespace) -> int:
     dist.init_process_group(options.backend, timeout=datetime.timedelta(seconds=options.timeout))
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     chosen = [way for way in parallel_llama.ways() if options.only in way.title]
-    rows = [row for way in chosen for row in _both(way, options, mesh, device)]
     first = dist.get_rank() == 0
+    rows: list[Row] = []
+    for row in (row for way in chosen for row in _both(way, options, mesh, device)):
+        rows.append(row)
+        if first and options.json:
+            # After each way, so that an interrupted command leaves what it has found.
+            found = result(rows, TINY if options.quick else Size(), options)
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
     dist.barrier()
     dist.destroy_process_group()
     if first:
         print(table(rows))
-        if options.json:
-            found = result(rows, TINY if options.quick else Size(), options)
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if rows and all(row.is_right for row in rows) else 1
 
 

@@ -98,9 +98,11 @@ class Workload:
         if self.form == "patched":
             tritonite.patch(model)
         if self.form == "compiled":
+            from tritonite.graph import backend
+
             # Calls of a model outside `forward`, as of an autoencoder's encoder, are compiled by its children.
             for each in (model, *model.children()) if hasattr(model, "encode") else (model,):
-                each.compile(backend="tritonite", dynamic=False)
+                each.compile(backend=backend, dynamic=False)
         return model
 
     def from_config(self, config: Any, kind: str) -> Any:
