@@ -145,7 +145,7 @@ def answer(
         with tritonite.use_gems():
             found = generate(model, ids, new_tokens)
             own = model(whole, logits_to_keep=expected.shape[1]).logits
-        exact = in_float32 and in_float32(whole, logits_to_keep=expected.shape[1]).logits
+        exact = None if in_float32 is None else in_float32(whole, logits_to_keep=expected.shape[1]).logits
     overall = _least_cosine(own.flatten(), logits.flatten())
     from_float32 = None if exact is None else (_least_cosine(logits, exact), _least_cosine(own, exact))
     aten, own_text = (tokenizer.decode(each[0], skip_special_tokens=True) for each in (expected, found))
