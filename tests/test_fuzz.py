@@ -1,5 +1,7 @@
 """The fuzzer: that it sees each class of difference, that it goes on after a crash, and a short run of it."""
 
+import sys
+
 import pytest
 import torch
 from conftest import FULL
@@ -9,7 +11,7 @@ from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
 from tritonite.install.override import select
 from tritonite.install.python import in_schema_order, record_dry
 from tritonite.runtime.stats import totals
-from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
+from tritonite.testing.fuzz import Call, Tally, check, draw, fuzz, fuzz_one, run
 from tritonite.testing.fuzz.check import Copies, Outcome, difference, outcome_in_float64
 from tritonite.testing.fuzz.draw import Drawer
 from tritonite.testing.fuzz.run import _Task, _Worker
@@ -415,6 +417,22 @@ def work(monkeypatch):
 
     yield turn
     torch.set_num_threads(threads)
+
+
+def test_atens_runs_in_float64_are_repeated_too(work, monkeypatch):
+    dtypes = []
+    # The package has a function of the module's name.
+    checking = sys.modules[Copies.__module__]
+    run_once = checking.outcome
+    monkeypatch.setattr(checking, "outcome", lambda call: dtypes.append(call.arguments["self"].dtype) or run_once(call))
+    work("neg", 0, "aten", 0, 2)
+    assert len(dtypes) == 6 and torch.float64 in dtypes
+
+
+def test_the_comparison_is_atens():
+    said = []
+    assert check(draw(tritonite.overloads()["neg"], 1, 0), said.append) is None
+    assert said == ["aten", *2 * ["tritonite", "aten"]]
 
 
 def test_atens_runs_are_repeated_without_kernels(work):

@@ -111,25 +111,32 @@ def outcome(call: Call) -> Outcome:
 def check(call: Call, begin: Callable[[str], None] = lambda _: None) -> tuple[str, str] | None:
     """Return (kind, detail) of the first difference between ATen's outcome and ours, recorded and replayed, or None.
 
-    `begin` is called with "aten" or "tritonite" before each of the two runs.
+    `begin` is called with "aten" or "tritonite" before each of the runs, and with "aten" before their comparison, which
+    makes ATen's runs in float64.
     """
     begin("aten")
     # Nothing is registered for ATen: torch converts numbers for kernels in Python, even for those that are off.
     tritonite.disable()
     expected = outcome(call)
-    begin("tritonite")
     with use_gems(include=_alone(call), faster_only=False), poisoned():
         for _ in range(2):
+            begin("tritonite")
             before = counts(call.op.overload)
             actual = outcome(call)
             after = counts(call.op.overload)
             served = after.launched + after.replayed > before.launched + before.replayed
-            # The comparison itself runs on ATen's kernels.
+            begin("aten")
             with use_gems(include=()):
                 found = difference(call, expected, actual, served)
             if found is not None:
                 return found
     return None
+
+
+def run_by_aten(call: Call) -> None:
+    """Make ATen's runs of a check: of the call, and in float64."""
+    outcome(call)
+    outcome_in_float64(call)
 
 
 def _alone(call: Call) -> str:

@@ -24,9 +24,9 @@ from tritonite.install.override import select, unknown
 from tritonite.registry import overloads
 from tritonite.runtime.stats import counts, totals
 from tritonite.testing.bounds import checked_bounds
-from tritonite.testing.fuzz.check import Finding, check, outcome, synchronize
+from tritonite.testing.fuzz.check import Finding, check, run_by_aten, synchronize
 from tritonite.testing.fuzz.draw import Call, draw
-from tritonite.testing.fuzz.fused import PREFIX, FusedCall, check_fused, draw_fused, named_fused
+from tritonite.testing.fuzz.fused import PREFIX, FusedCall, check_fused, compositions, draw_fused, named_fused
 from tritonite.testing.judge import without_tf32
 from tritonite.testing.processes import start
 
@@ -316,11 +316,12 @@ def _launches(name: str) -> int:
 
 
 def _run_by_aten(connection: Any, name: str, seed: int, number: int, turn: int) -> None:
-    """Make ATen's run of a call."""
+    """Make ATen's runs of a call's check."""
     connection.send(("at", (turn, name, number, name, "aten")))
     call = _drawn(name, seed, number)
     connection.send(("at", (turn, name, number, str(call), "aten")))
-    call.compose() if isinstance(call, FusedCall) else outcome(call)
+    compositions(call) if isinstance(call, FusedCall) else run_by_aten(call)
+    synchronize()
 
 
 def _finding(connection: Any, name: str, seed: int, number: int, turn: int) -> Finding | None:

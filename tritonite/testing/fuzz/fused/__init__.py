@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from tritonite.testing.fuzz.fused import experts, layers, losses, quantized, sequences, serving
-from tritonite.testing.fuzz.fused.check import check_fused
+from tritonite.testing.fuzz.fused.check import check_fused, compositions
 from tritonite.testing.fuzz.fused.drawing import DRAWS, PREFIX, FusedCall, draw_fused, named_fused
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "PREFIX",
     "FusedCall",
     "check_fused",
+    "compositions",
     "draw_fused",
     "experts",
     "layers",

@@ -45,14 +45,12 @@ def check_fused(call: FusedCall, begin: Callable[[str], None] = lambda _: None) 
     """
     begin("aten")
     tritonite.disable()
-    exact = near = None
-    if call.served:
-        exact = _of_reference(call, lambda _: torch.float64)
-        near = _of_reference(call, lambda dtype: dtype if dtype in FLOATS else torch.float32, torch.float32)
+    exact, near = compositions(call) if call.served else (None, None)
+    synchronize()
     moved = functools.cache(lambda: _of_changed_operands(call))
-    begin("tritonite")
     with poisoned(), use_gems(include=()):
         for _ in range(2):
+            begin("tritonite")
             own = call.map(Copies())
             _require_gradients(call, own)
             try:
@@ -67,6 +65,12 @@ def check_fused(call: FusedCall, begin: Callable[[str], None] = lambda _: None) 
             if found is not None:
                 return found
     return None
+
+
+def compositions(call: FusedCall) -> tuple[Evaluated, Evaluated]:
+    """Evaluate a call's composition in float64, and in the operands' dtypes."""
+    exact = _of_reference(call, lambda _: torch.float64)
+    return exact, _of_reference(call, lambda dtype: dtype if dtype in FLOATS else torch.float32, torch.float32)
 
 
 def _leaves(call: FusedCall) -> list[torch.Tensor]:
