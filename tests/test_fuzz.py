@@ -429,6 +429,18 @@ def test_atens_runs_in_float64_are_repeated_too(work, monkeypatch):
     assert len(dtypes) == 6 and torch.float64 in dtypes
 
 
+def test_lists_with_flags_have_a_reference_in_float64():
+    lists = {"self": [torch.tensor([True]), torch.tensor([-89.16791])], "out": [torch.empty(1), torch.empty(1)]}
+    wide = outcome_in_float64(Call(tritonite.overloads()["_foreach_sinh.out"], lists))
+    found = wide.call.arguments["out"][1]
+    assert found.dtype is torch.float64 and found.isfinite().all()
+
+
+@pytest.mark.parametrize("case", [("_foreach_sinh.out", 14), ("tritonite::linear_simpo", 112)])
+def test_roundoff_of_atens_is_no_finding(case):
+    assert fuzz_one(case[0], 30116001, case[1]) is None
+
+
 def test_the_comparison_is_atens():
     said = []
     assert check(draw(tritonite.overloads()["neg"], 1, 0), said.append) is None

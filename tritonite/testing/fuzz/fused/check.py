@@ -212,7 +212,7 @@ def _judged(
     # The largest error of sums of products is relative to their largest result, or to what a rounding of the operands
     # changes, where all sums cancel.
     largest_change = torch.stack([each.detach() - exact for each in moved()]).abs().nan_to_num(0, 0, 0).max()
-    relative = RTOL[call.resolution] * exact.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-3)
+    relative = RTOL[call.resolution] * exact.abs().nan_to_num(0, 0, 0).max().clamp(min=call.size)
     allowed = call.slack * torch.maximum(relative, largest_change)
     error = (own.double() - exact).abs()
     passed = (error <= allowed) | (own.double() == exact) | (own.isnan() & exact.isnan())

@@ -15,6 +15,9 @@ from tritonite.testing.fuzz.fused.drawing import Drawer, FusedCall, draws
 _REDUCTIONS = ("mean", "sum", "none")
 # A product in 16-bit floats rounds its operands, and sums of the products cancel.
 _OF_PRODUCTS = 8.0
+# Where the completions of a pair have the same targets, gradients of logits of up to beta cancel, and their rounding to
+# 16 bits is left. This part of beta is for _OF_PRODUCTS what such a rounding changes.
+_OF_PAIRS = 0.02
 
 
 def _options(drawer: Drawer, shape: tuple[int, ...], classes: int, dtype: torch.dtype, weight: str) -> dict[str, Any]:
@@ -208,7 +211,8 @@ def _preference(drawer: Drawer, name: str) -> FusedCall:
     reference = functools.partial(_preference_reference, name.removeprefix("linear_"))
     # The metrics are detached values of the loss's own terms.
     function = functools.partial(_without_metrics, name)
-    return FusedCall(name, given, reference, slack=2 * _OF_PRODUCTS, function=function)
+    size = max(1e-3, _OF_PAIRS * given["beta"]) if dtype.itemsize == 2 else 1e-3
+    return FusedCall(name, given, reference, slack=2 * _OF_PRODUCTS, size=size, function=function)
 
 
 def _without_metrics(name: str, **given: Any) -> torch.Tensor:
