@@ -437,7 +437,7 @@ def test_lists_with_flags_have_a_reference_in_float64():
 
 
 @pytest.mark.parametrize("case", [("_foreach_sinh.out", 14), ("tritonite::linear_simpo", 112)])
-def test_roundoff_of_atens_is_no_finding(case):
+def test_roundoff_is_no_finding(case):
     assert fuzz_one(case[0], 30116001, case[1]) is None
 
 

@@ -107,8 +107,8 @@ def worker(options: argparse.Namespace) -> int:
     chosen = [way for way in parallel_llama.ways() if options.only in way.title]
     first = dist.get_rank() == 0
     rows: list[Row] = []
-    for row in (row for way in chosen for row in _both(way, options, mesh, device)):
-        rows.append(row)
+    for way in chosen:
+        rows += _both(way, options, mesh, device)
         if first and options.json:
             # After each way, so that an interrupted command leaves what it has found.
             found = result(rows, TINY if options.quick else Size(), options)

@@ -29,13 +29,15 @@ _PASSES = 3
 _LISTED_OPERATORS = 12
 # A phase as each provider runs it, ATen first.
 Ways = dict[Provider, Phase]
+# Returns the context in which other processes leave the device alone.
+Alone = Callable[[], AbstractContextManager[None]]
 
 
 def measure(
     cases: Sequence[ModelCase],
     providers: Sequence[Provider],
     rounds: int = timing.ROUNDS,
-    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+    alone: Alone = nullcontext,
 ) -> Iterator[ModelResult]:
     """Time and then profile the passes of models: a prompt, and for a decoder one more token; or a training step.
 
@@ -43,7 +45,7 @@ def measure(
         cases: the models.
         providers: the providers to time; the first is ATen.
         rounds: rounds in which providers take turns.
-        alone: returns the context in which passes are timed or profiled, and other processes leave the device alone.
+        alone: makes the context in which passes are timed or profiled.
 
     Yields a ModelResult with times for each pass, and once all are timed a second one with its profile. A pass that a
     provider computes otherwise than ATen has a failure in place of times and profile.
@@ -106,9 +108,7 @@ def _warm(ways: Ways) -> None:
                 tritonite.warm(_pass, phase)
 
 
-def _timed(
-    case: ModelCase, ways: Ways, rounds: int, alone: Callable[[], AbstractContextManager[None]] = nullcontext
-) -> ModelResult:
+def _timed(case: ModelCase, ways: Ways, rounds: int, alone: Alone = nullcontext) -> ModelResult:
     """Return the times of a pass, none for 0 rounds; its failure if a provider's results differ from ATen's."""
     phase, times, host_times, failure = next(iter(ways.values())), dict[str, Timing](), dict[str, Timing](), ""
     similarities: dict[str, float] = {}
@@ -133,7 +133,7 @@ def _timed(
     )
 
 
-def _profiled(ways: Ways, alone: Callable[[], AbstractContextManager[None]]) -> dict[str, Any]:
+def _profiled(ways: Ways, alone: Alone) -> dict[str, Any]:
     """Return the fields of ModelResult that profiles of a pass give."""
     with alone():
         profiles = {provider.name: _profile(phase, provider) for provider, phase in ways.items()}

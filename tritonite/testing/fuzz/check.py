@@ -239,7 +239,7 @@ def outcome_in_float64(call: Call) -> Outcome:
     # Integers that are indices must stay integers.
     found = _outcome_of_wide(call, integers=False) if found.raised else found
     if found.raised and call.op.takes_lists:
-        # A function of truth values is in float32, and ATen refuses outputs of a list in float64.
+        # ATen computes functions of truth values in float32, and refuses their outputs in float64.
         found = _outcome_of_wide(call.map(_flags_as_floats), integers=True)
     return found
 
