@@ -4,11 +4,13 @@ import contextlib
 
 import pytest
 import torch
+from triton.compiler import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
 import tritonite
 from tritonite.errors import Decline
 from tritonite.registry import overloads
-from tritonite.runtime import contract
+from tritonite.runtime import cache, contract, launch
 from tritonite.testing.fuzz import Call
 from tritonite.testing.fuzz.check import check
 
@@ -124,6 +126,55 @@ def test_errors_of_host_functions_decline_before_anything_is_launched():
             contract.run_host(host, (), (), False, falls_back=True)
     with pytest.raises(TypeError):
         contract.run_host(raising(TypeError()), (), (), False, falls_back=True)
+
+
+FAILURES = [
+    PTXASError("ptxas fatal"),
+    OutOfResources(262424, 232448, "shared memory"),
+    CompilationError("", None, "no such name"),
+    RuntimeError("PassManager::run failed"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_calls_whose_kernel_does_not_compile_decline(error, monkeypatch):
+    told = []
+    monkeypatch.setattr(cache, "warn_once", told.append)
+
+    def host(values, outs):
+        if values:
+            contract.note_launch()
+        with launch.declining_failures(host):
+            contract.note_launch()
+            raise error
+
+    def run(values, writes):
+        return contract.run_host(host, values, (), writes, falls_back=True, overload="mm")
+
+    with pytest.raises(type(error)):
+        run((), False)
+    with contextlib.ExitStack() as stack:
+        stack.callback(contract.set_strict, contract.set_strict(False))
+        for values, writes in (((), False), ((1,), False), ((), True)):
+            with pytest.raises(Decline, match="its kernel host does not compile") as raised:
+                run(values, writes)
+            assert raised.value.__cause__ is error
+        assert told == [f"mm: {raised.value.reason}"] * 3
+        with pytest.raises(type(error)):
+            run((1,), True)
+        with pytest.raises(type(error)):
+            host((), ())
+
+
+def test_errors_of_launches_pass_through():
+    def host(values, outs):
+        with launch.declining_failures(host):
+            raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(contract.set_strict, contract.set_strict(False))
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            contract.run_host(host, (), (), False, falls_back=True)
 
 
 def test_launching_host_functions_are_detected(device):

@@ -120,10 +120,18 @@ def serving(overload: str) -> Iterator[None]:
 
 
 def set_strict(on: bool) -> bool:
-    """Set whether host functions raise Python's errors instead of declining. Returns the value before; for tests."""
+    """Set whether host functions raise errors of Python and of compilers instead of declining; for tests.
+
+    Returns the value before.
+    """
     global _strict
     before, _strict = _strict, on
     return before
+
+
+def is_strict() -> bool:
+    """Return the value that `set_strict` has set."""
+    return _strict
 
 
 def note_launch() -> None:

@@ -9,17 +9,18 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler import ASTSource, CompilationError, CompiledKernel
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LaidOutDescriptor
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources, PTXASError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
@@ -36,6 +37,9 @@ from tritonite.runtime.symbols import value_of
 ASSERTING = {"debug": True, "sanitize_overflow": False}
 # Compile options of programmatic dependent launches, which the GPU prepares while the launch before is ending.
 DEPENDENT = {"launch_pdl": True}
+# Errors of compilers. Triton's passes raise a RuntimeError with the text.
+_COMPILERS = (CompilationError, OutOfResources, PTXASError)
+_PASSES_FAILED = "PassManager::run failed"
 # Tensor descriptors: Triton's, and Gluon's, which also has the layout in shared memory.
 DESCRIPTORS = (TensorDescriptor, LaidOutDescriptor)
 
@@ -254,11 +258,30 @@ def _compile_for(specialization: Specialization, device_index: int) -> CompiledK
     if kernel is None:
         if contract.is_capturing():
             decline_to_compile(specialization.kernel)
-        with devices.current.runtime.on(torch.device(devices.current.type, device_index)):
+        runtime = devices.current.runtime
+        with declining_failures(specialization.kernel), runtime.on(torch.device(devices.current.type, device_index)):
             kernel = specialization.compile(driver.active.get_current_target())
             kernel._init_handles()
         specialization.compiled[device_index] = kernel
     return kernel
+
+
+@contextlib.contextmanager
+def declining_failures(kernel: Any) -> Iterator[None]:
+    """Decline, with a warning, a call whose kernel a compiler fails on within the with block.
+
+    The compiler's error passes through outside host functions, and where the call may have written into its arguments.
+    With `contract.set_strict(True)` it always does.
+    """
+    may_decline = contract.in_host_function() and not contract.has_written() and not contract.is_strict()
+    try:
+        yield
+    except (*_COMPILERS, RuntimeError) as error:
+        if not may_decline or not (isinstance(error, _COMPILERS) or _PASSES_FAILED in str(error)):
+            raise
+        reason = f"its kernel {getattr(kernel, '__name__', repr(kernel))} does not compile: {error}"
+        cache.warn_once(f"{contract.running_overload()}: {reason}")
+        raise Decline(reason) from error
 
 
 def decline_to_compile(kernel: Any) -> None:

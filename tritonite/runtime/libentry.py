@@ -231,11 +231,12 @@ class LibEntry(KernelInterface):
         # A user's own launch has no ATen to fall back to, and compiles during a capture, as with Triton alone.
         if contract.in_host_function() and contract.is_capturing():
             launch.decline_to_compile(self.jit)
-        contract.note_launch()
         launch.prepare_cache()
         if self._compiles:
             compilation.watch(self.jit, driver.active.get_current_device())
-        with self._tuning, _disable_current_modes(), launch.watched_compile(self):
+        failures = launch.declining_failures(self.jit)
+        with self._tuning, _disable_current_modes(), launch.watched_compile(self), failures:
+            contract.note_launch()
             kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):
                 return kernel
