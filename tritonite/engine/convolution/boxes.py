@@ -132,8 +132,17 @@ def box_of(rows: int, sizes: Sizes) -> tuple[tuple[int, int, int, int], int]:
     return box, count
 
 
-def choose(sizes: Sizes, device: torch.device) -> BoxTile:
-    """Return the tile with the least estimated time: rounds of one program a multiprocessor."""
+def choose(sizes: Sizes, device: torch.device, size: int, result_size: int) -> BoxTile:
+    """Return the tile with the least estimated time, with as many stages as shared memory has room for.
+
+    The time is that of rounds of one program a multiprocessor.
+
+    Args:
+        sizes: of the result.
+        device: of the operands.
+        size: bytes of an operand's element.
+        result_size: bytes of a result's element, which a fused program decides.
+    """
     multiprocessors = devices.multiprocessors(device)
 
     def cost(tile: BoxTile) -> float:
@@ -141,7 +150,10 @@ def choose(sizes: Sizes, device: torch.device) -> BoxTile:
         tiles = -(-boxes // _CONSUMERS) * -(-sizes.columns // tile.block_n)
         return -(-tiles // multiprocessors) * tile.time
 
-    return min(table().boxes, key=cost)
+    tile = min(table().boxes, key=cost)
+    while tile.stages > 1 and tile.shared(size, result_size) > devices.shared_memory(device):
+        tile = tile._replace(stages=tile.stages - 1)
+    return tile
 
 
 def tap_fields(problem: Problem, axes: Axes) -> dict[str, int]:
@@ -167,7 +179,7 @@ def convolve(
     images, columns, *spatial = out.shape
     depth, height, width = spatial
     sizes = Sizes(images, depth, height, width, columns)
-    tile = tile or choose(sizes, out.device)
+    tile = tile or choose(sizes, out.device, input.element_size(), out.element_size())
     rows = tile.block_m // _CONSUMERS
     box, boxes = box_of(rows, sizes)
     inner = strides.channel == 1

@@ -42,6 +42,14 @@ class BoxTile(NamedTuple):
     stages: int
     time: float
 
+    def shared(self, size: int, result_size: int) -> int:
+        """Return the bytes of shared memory for operands and results of so many bytes an element.
+
+        A warp group stores half of its columns at a time, in the dtype of the result.
+        """
+        operands = self.stages * (self.block_m + self.block_n) * self.block_k * size
+        return operands + self.block_m * self.block_n // 2 * result_size
+
 
 class FilterBoxTile(NamedTuple):
     """A tile of the filters' gradient by boxes of positions: input channels of both consumers, columns, positions.

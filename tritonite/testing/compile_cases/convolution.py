@@ -108,7 +108,22 @@ def boxes(full: bool) -> Iterator[Case]:
             for laid in (weight.transpose(0, 1), turned) if transposed else (weight,):
                 given = (x, laid, bias, out, geometry, "ieee", epilogue)
                 for specialization in _by_boxes(run, given, boxes=(tile,), most_splits=1):
-                    yield Case(f"{label} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",))
+                    yield Case(f"{label} {dtype} {tile.block_m}x{tile.block_n}", specialization, ("sm_90",), True)
+
+
+@compile_cases("convolution_boxes")
+def boxes_of_float32_results(full: bool) -> Iterator[Case]:
+    """Every tile of the kernel over boxes of positions with a program that makes float32 of the result."""
+    cube = torch.channels_last_3d
+    x = torch.empty(2, 128, 1, 28, 28, dtype=torch.bfloat16).to(memory_format=cube)
+    weight = torch.empty(136, 128, 1, 3, 3, dtype=torch.bfloat16).to(memory_format=cube)
+    out = torch.empty(2, 136, 1, 28, 28).to(memory_format=cube)
+    program = ResultProgram.of(from_text("arithmetic.mul(t0, n0) -> s0", 1, 1), out.bfloat16(), (), (1,))
+    given = (x, weight, None, out, Geometry((1, 1, 1), (0, 1, 1), (1, 1, 1), 1), "ieee")
+    for tile in table.TABLE["nvidia"].boxes:
+        epilogue = Epilogue(program=program)
+        for specialization in _by_boxes(launch.convolve, (*given, epilogue), boxes=(tile,), most_splits=1):
+            yield Case(f"float32 results {tile.block_m}x{tile.block_n}", specialization, ("sm_90",), True)
 
 
 @compile_cases("convolution_boxes")
