@@ -8,6 +8,8 @@ import sys
 import pytest
 from conftest import FULL
 
+from tritonite.testing.sass import misplaced_products
+
 # `make test-targets` compiles the whole matrix of kernels and devices.
 MATRIX = os.environ.get("TRITONITE_TEST_TARGETS") == "1"
 PARTS = 6 if FULL or MATRIX else 2
@@ -47,12 +49,12 @@ import tritonite.fused
 from triton.backends.compiler import GPUTarget
 from tritonite import devices
 from tritonite.install import library
-from tritonite.testing import targets
+from tritonite.testing import sass, targets
 x, weight = torch.empty(6, 40), torch.empty(20, 40)
 with targets.recorded_launches() as found, mock.patch.object(devices, "has_float8", lambda _: True):
     library.registered()["tritonite::fp8_linear"](x, weight, None)
 casts = [each for each in found if each.kernel.__name__ == "cast_float8"]
-print([targets._stores_stack_pointer(each.compile(GPUTarget("cuda", 90, 32))) for each in casts])
+print([sass.stores_stack_pointer(each.compile(GPUTarget("cuda", 90, 32))) for each in casts])
 """
 
 # Changes the device for what follows it in the process.
@@ -119,3 +121,19 @@ def test_short_columns_stay_in_their_threads(printed):
 def test_float8_copies_are_not_lost_by_the_assembler(printed):
     lines, errors = printed
     assert lines["float8"] == ["[False, False]"], errors
+
+
+_MISPLACED = """
+\t08:-:-:-:1\tULDC.64 UR10, c[0x0][0x2a0];
+\t--:-:-:-:1\tUIADD3 UR10, UP0, UR10, 0x40, URZ;
+\t--:-:-:-:1\tUIADD3.X UR11, UR11, -0x7fffffe0, URZ, UP0, !UPT;
+\t--:-:-:-:1\tUMOV UR22, UR10;
+\t--:-:-:-:1\t@P0 HGMMA.64x32x16.F32.BF16 R56, R28, gdesc[UR8].tnspB, R56;
+\t--:-:-:-:1\tHGMMA.64x32x16.F32.BF16 R56, gdesc[UR20], R56;
+"""
+
+
+def test_products_at_addresses_made_from_arguments_are_found():
+    assert [each.split()[0] for each in misplaced_products(_MISPLACED)] == ["HGMMA.64x32x16.F32.BF16"] * 2
+    for mended in ("USGXT.U32 UR10, UR4, 0xe", "R2UR UR10, R4", "UIADD3.64 UR10, UR4, UR6, URZ"):
+        assert not misplaced_products(_MISPLACED.replace("UMOV UR22", f"{mended};\n\tUMOV UR22"))

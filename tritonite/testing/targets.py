@@ -47,13 +47,11 @@ from tritonite.testing.compile_cases.cases import (
 )
 from tritonite.testing.parts import part_of
 from tritonite.testing.samples import samples
+from tritonite.testing.sass import multiplies_elsewhere, stores_stack_pointer
 
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
 # Accesses to global memory in PTX.
 _ACCESS = re.compile(r"\b(?:ld|st|atom|red)\.(?:\w+\.)*global|\bcp\.async|\bld\.b|\bst\.b")
-# Conversions to float8 in PTX, and R1, NVIDIA's stack pointer, stored or read as two bytes in machine code.
-_TO_FLOAT8 = re.compile(r"\bcvt\.rn\.satfinite\.e[45]m[23]x2")
-_STACK_POINTER_STORED = re.compile(r"\bST[GS]\S* [^;]*, R1 ?;|\bPRMT \w+, R1\b[^,]*, 0x9910\b")
 # Values of compile-time arguments that are not flags.
 _STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
 # One of this many kernels is compiled for newer targets, too.
@@ -278,8 +276,10 @@ def failures(
                 continue
             if not _waits_as_launched(compiled):
                 yield f"{label} {name}: it may run before what it waits for has ended"
-            if _stores_stack_pointer(compiled):
+            if stores_stack_pointer(compiled):
                 yield f"{label} {name}: the assembler stores the stack pointer in place of float8 numbers"
+            if multiplies_elsewhere(compiled):
+                yield f"{label} {name}: the assembler makes addresses of a product's operands from arguments"
 
 
 def _newer(label: str, chosen: tuple[str, ...], every: bool) -> dict[str, GPUTarget]:
@@ -298,16 +298,6 @@ def _waits_as_launched(compiled: CompiledKernel) -> bool:
     wait, access = text.find("griddepcontrol.wait"), _ACCESS.search(text)
     early = access is not None and access.start() < wait and compiled.metadata.name != "combine_splits"
     return (wait >= 0) == compiled.metadata.launch_pdl and not early
-
-
-def _stores_stack_pointer(compiled: CompiledKernel) -> bool:
-    """Return whether machine code stores the stack pointer as data.
-
-    ptxas 12.8 does, where a pair of float8 numbers is stored one by one and also packed with another pair.
-    """
-    if not _TO_FLOAT8.search(compiled.asm["ptx"]):
-        return False
-    return _STACK_POINTER_STORED.search(compiled.asm["sass"]) is not None
 
 
 def main() -> int:

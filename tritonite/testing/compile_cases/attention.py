@@ -151,3 +151,21 @@ def wide_heads(full: bool) -> Iterator[Case]:
                 for specialization in found:
                     if specialization.kernel in _WIDE:
                         yield Case(f"{dtype} {bias is not None}", specialization, names)
+
+
+@compile_cases("windowed")
+def heads_of_one_element(full: bool) -> Iterator[Case]:
+    """Heads or values of one element, whose rows follow one another, beside short ones in rows apart: both passes."""
+    windows: tuple[dict[str, Any], ...] = ({}, {"causal": True, "diagonal": 260, "window": 6, "softcap": 5.0})
+    for dtype, (head, size, apart) in itertools.product((torch.bfloat16, torch.float32), ((1, 7, 15), (1, 1, 2), (7, 1, 1))):
+        query, key = torch.empty(2, 4, 40, head, dtype=dtype), torch.empty(2, 2, 300, head, dtype=dtype)
+        value, out = torch.empty(2, 2, 300, apart, dtype=dtype)[..., :size], torch.empty(2, 4, 40, size, dtype=dtype)
+        logsumexp = torch.empty(2, 4, 40)
+        for fields in windows:
+            problem = Problem(query, key, value, None, None, False, 0, "ieee")._replace(**fields)
+            found = launches(attention, (problem, out, logsumexp), kind="nvidia")
+            arguments = (problem, out, out, logsumexp, (query, key, value), None, None)
+            found += launches(attention_backward, arguments, kind="nvidia")
+            for specialization in found:
+                label = f"{dtype} heads of {head} and values of {size} in rows {apart} apart, {', '.join(fields)}"
+                yield Case(label, specialization, ("sm_90",))
