@@ -151,6 +151,13 @@ def test_products_with_reflectors(left, dtype, small):
     check("linalg_householder_product", packed, taus if left else taus[..., :2])
 
 
+def test_products_with_many_reflectors(small):
+    """They may be any vectors, with which a product grows by a factor for each."""
+    packed = matrices(48, 48)
+    check("linalg_householder_product", packed, packed[0])
+    check("ormqr", packed, packed[0], packed)
+
+
 @pytest.mark.parametrize("shape", [(15, 9), (2, 1, 9, 12), (9, 9)], ids=str)
 def test_least_squares(shape, small):
     x, right = matrices(*shape), matrices(*shape[:-1], 3)

@@ -442,7 +442,7 @@ def _of_geqrf(self: torch.Tensor, *, results: facts.Tensors) -> list[torch.Tenso
 def _growth(packed: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
     """Return by how much reflectors may enlarge a matrix: about 1 for those of a factorisation."""
     v = packed.double().tril(-1)[..., : taus.shape[-1]]
-    return (1 + taus.double().abs() * (1 + (v * v).sum(-2))).prod(-1) / 3 ** min(taus.shape[-1], 60)
+    return (1 + taus.double().abs() * (1 + (v * v).sum(-2))).prod(-1) / 3.0 ** min(taus.shape[-1], 60)
 
 
 def _of_product(x: torch.Tensor, exact: torch.Tensor, growth: torch.Tensor) -> list[torch.Tensor]:
