@@ -244,3 +244,18 @@ def test_the_command(monkeypatch, tmp_path):
     found = CliRunner().invoke(app, given)
     assert found.exit_code == 0, found.output
     assert "| bert prefill" in found.output and GraphRun.load(path).results[0].cold == 1.5
+
+
+def test_a_failure_names_the_place_in_the_package():
+    errors = """a warning
+Traceback (most recent call last):
+  File "/somewhere/tritonite/bench/models/apart.py", line 90, in <module>
+    run()
+  File "/somewhere/tritonite/engine/gemm/select.py", line 12, in choose
+    compile()
+  File "/somewhere/triton/compiler.py", line 1, in compile
+    raise
+RuntimeError: PassManager::run failed"""
+    place = "tritonite/engine/gemm/select.py:12, in choose"
+    assert processes._reason(errors) == f"RuntimeError: PassManager::run failed ({place})"
+    assert processes._reason("ValueError: no\n") == "ValueError: no" and processes._reason("") == ""

@@ -12,6 +12,7 @@ from tritonite.testing.samples import Sample
 
 Make = Callable[..., torch.Tensor]
 EFFICIENT = "_scaled_dot_product_efficient_attention"
+CUDNN = "_scaled_dot_product_cudnn_attention"
 
 
 class Heads(NamedTuple):
@@ -107,6 +108,13 @@ def backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sam
     return Sample(sample.label, own, {})
 
 
+def cudnn_rows(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
+    """Return a call of `_cudnn_attention_forward` on batches: that of another operator with lengths of sequences."""
+    sample = forward(CUDNN, heads, make, biased)
+    query, key, value, bias, *rest = sample.args
+    return Sample(sample.label, (query, key, value, bias, None, None, query.shape[2], key.shape[2], *rest), {})
+
+
 def _packed(packet: str, heads: Heads, make: Make) -> tuple[list[Any], dict[str, Any]]:
     """Return (query, key, value) and the further arguments of operators on packed sequences, all of one length."""
     operands = [make(heads.batch * each.shape[2], each.shape[1], heads.head_dim) for each in heads.operands(_shaped)]
@@ -150,7 +158,10 @@ def calls(
     """Yield (label, call, flops) of an operator, forward or backward; decoding is forward only."""
     name = packet.removesuffix("_backward")
     make_call, times = (forward, 2) if name == packet else (backward, 5)
-    if not name.startswith("_scaled_dot_product"):
+    if name.startswith("_cudnn_attention"):
+        # Both gradients of cuDNN's have the same arguments.
+        name, make_call = (packet, cudnn_rows) if name == packet else (CUDNN, backward)
+    elif not name.startswith("_scaled_dot_product"):
         name = f"{name.removesuffix('_forward')}_forward"
         make_call, times = (packed_forward, 2) if name == packet else (packed_backward, 5)
     every: tuple[Heads, ...] = FLOAT32 if dtype is torch.float32 else SIXTEEN_BIT

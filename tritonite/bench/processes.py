@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 from tritonite.bench.turns import Turns
 
 _LONGEST_REASON = 200
+# A frame of a traceback within the package.
+_FRAME = re.compile(r'^ *File ".*?/(tritonite/[^"]*)", line (\d+), in (\S+)', re.MULTILINE)
 
 
 def answer(
@@ -63,6 +66,9 @@ def parsed(output: str) -> dict[str, Any]:
 
 
 def _reason(errors: str) -> str:
-    """Return the last line of a traceback that names an error."""
+    """Return the last line of a traceback that names an error, and where in this package it was raised."""
     lines = [line for line in errors.strip().splitlines() if line and not line.startswith((" ", "\t"))]
-    return lines[-1][:_LONGEST_REASON] if lines else ""
+    if not lines:
+        return ""
+    places = [f"{path}:{line}, in {name}" for path, line, name in _FRAME.findall(errors)]
+    return lines[-1][:_LONGEST_REASON] + (f" ({places[-1]})" if places else "")

@@ -76,8 +76,14 @@ TEXTS = {
     ),
     # GPT2Config's defaults are GPT-2 small.
     "gpt2": Text("GPT2Config", _CAUSAL, _GPT2, longest=1024),
-    # Mamba-130M.
-    "mamba": Text("MambaConfig", _CAUSAL, _MAMBA, {"vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 24}),
+    # Mamba-130M, which transformers computes by a loop over tokens in Python.
+    "mamba": Text(
+        "MambaConfig",
+        _CAUSAL,
+        _MAMBA,
+        {"vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 24},
+        longest=32,
+    ),
     # Layers of Mistral 7B, of which a GPU holds a few with the optimiser's states.
     "mistral": Text(
         "MistralConfig", _CAUSAL, _GROUPED, _decoder(32000, 4096, 14336, 4, 32, 8, max_position_embeddings=32768)

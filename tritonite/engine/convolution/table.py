@@ -43,7 +43,7 @@ class BoxTile(NamedTuple):
     time: float
 
     def shared(self, size: int, result_size: int) -> int:
-        """Return the bytes of shared memory for operands and results of so many bytes an element.
+        """Return the bytes of shared memory for operands of `size` and results of `result_size` bytes an element.
 
         A warp group stores half of its columns at a time, in the dtype of the result.
         """

@@ -157,7 +157,9 @@ def wide_heads(full: bool) -> Iterator[Case]:
 def heads_of_one_element(full: bool) -> Iterator[Case]:
     """Heads or values of one element, whose rows follow one another, beside short ones in rows apart: both passes."""
     windows: tuple[dict[str, Any], ...] = ({}, {"causal": True, "diagonal": 260, "window": 6, "softcap": 5.0})
-    for dtype, (head, size, apart) in itertools.product((torch.bfloat16, torch.float32), ((1, 7, 15), (1, 1, 2), (7, 1, 1))):
+    for dtype, (head, size, apart) in itertools.product(
+        (torch.bfloat16, torch.float32), ((1, 7, 15), (1, 1, 2), (7, 1, 1))
+    ):
         query, key = torch.empty(2, 4, 40, head, dtype=dtype), torch.empty(2, 2, 300, head, dtype=dtype)
         value, out = torch.empty(2, 2, 300, apart, dtype=dtype)[..., :size], torch.empty(2, 4, 40, size, dtype=dtype)
         logsumexp = torch.empty(2, 4, 40)
