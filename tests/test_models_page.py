@@ -1,5 +1,7 @@
 """The page of models: tables of what was measured, and a plain sentence for what was not."""
 
+import dataclasses
+
 import models_page
 
 from tritonite.bench.results import Machine, ModelResult, Run, Timing
@@ -44,7 +46,20 @@ def test_the_zoo_in_the_interpreter_has_no_times():
         "interpreter", call_shares={"every kernel": 0.5}, unserved=[("rand", "no kernel", 2), ("detach_", "", 1)]
     )
     assert "| model | pass | similarity, eager | calls served | served by ATen |" in page
-    assert "| toy | forward | 1.000000 | 50.0% | `rand` (2): no kernel |" in page and "not measured yet" in page
+    assert "| toy | forward | 1.000000 | 50.0% | `rand` (2): no kernel |" in page and "need a GPU" in page
+
+
+def test_passes_without_results_on_a_gpu_are_named():
+    results = [ModelResult(f"{name} channels-last", phase, "float32", 1, 6, {}, {}) for name, phase in PASSES]
+    small, large = Run(Machine(**{**MACHINE, "kind": "interpreter"}), models=results), Run(Machine(**MACHINE))
+    large.models.append(dataclasses.replace(results[1], model="unet"))
+    page = models_page.page(None, small, large)
+    assert "## The zoo on a GPU" in page and "Not measured on a GPU yet: unet forward, vae train." in page
+    large.models.extend(results)
+    assert "on a GPU yet" not in models_page.page(None, small, large)
+
+
+PASSES = (("unet", "forward"), ("unet", "train"), ("vae", "train"))
 
 
 def test_the_zoo_on_a_gpu_has_speeds():

@@ -76,12 +76,13 @@ TEXTS = {
     ),
     # GPT2Config's defaults are GPT-2 small.
     "gpt2": Text("GPT2Config", _CAUSAL, _GPT2, longest=1024),
-    # Mamba-130M, which transformers computes by a loop over tokens in Python.
+    # Mamba-130M, which transformers computes by a loop over tokens in Python. Weights of its usual range, 0.1, make
+    # logits that rounding to bfloat16 decides: in ATen, too, they resemble those in float32 by half.
     "mamba": Text(
         "MambaConfig",
         _CAUSAL,
         _MAMBA,
-        {"vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 24},
+        {"vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 24, "initializer_range": 0.02},
         longest=32,
     ),
     # Layers of Mistral 7B, of which a GPU holds a few with the optimiser's states.
