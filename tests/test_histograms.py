@@ -107,3 +107,13 @@ def test_bins_around_one_huge_number_are_left_to_aten(device):
         with tritonite.use_gems(include="histogram*"):
             found = torch.histogram(x, 5)
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.declines("limits that round to one number")
+@pytest.mark.parametrize("limits", [(2**63 - 1, 2**63), (1.0, 1.0 + 1e-9)], ids=str)
+def test_limits_that_round_to_one_number_are_left_to_aten(limits, device):
+    """ATen takes the extrema in their place, if they are equal in its dtype of limits."""
+    x = torch.randn(51, generator=torch.Generator().manual_seed(0)).to(device)
+    expected = torch.histc(x, 5, *limits)
+    with tritonite.use_gems(include="histc"):
+        assert torch.equal(torch.histc(x, 5, *limits), expected)

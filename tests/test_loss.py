@@ -303,3 +303,13 @@ def test_a_gradient_written_over_the_incoming_gradient_is_atens(device):
     torch.testing.assert_close(result, torch.ops.aten.soft_margin_loss_backward(grad, x, target, 1))
     counts = tritonite.stats()["soft_margin_loss_backward.grad_input"]
     assert counts.launched + counts.replayed == sum(counts.declined.values()) == 1
+
+
+def test_smooth_l1_gradients_divide_before_they_multiply_on_a_cpu():
+    """With a huge beta ATen's vectors round a small difference to 0, and multiply it by an infinite gradient."""
+    if tritonite.device != "cpu":
+        pytest.skip("ATen's GPU kernel multiplies first")
+    x = torch.tensor([1e-30, 2.0, -1e-30, -3.0] * 4, dtype=torch.float64)
+    grad = torch.full_like(x, math.inf)
+    found = same("smooth_l1_loss_backward", grad, x, torch.zeros_like(x), SUM, 1e300)
+    assert found.isnan().tolist() == [True, False] * 8

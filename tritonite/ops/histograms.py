@@ -40,6 +40,9 @@ def histc(self, bins=100, min=0, max=0, outs=()):
         raise Decline(f"limits {min} and {max}, not integers, for {self.dtype}")
     if floating and builtins.max(abs(min), abs(max)) > torch.finfo(self.dtype).max:
         raise Decline(f"limits {min} and {max}, out of range for {self.dtype}")
+    if floating and 0 < max - min <= torch.finfo(self.dtype).eps * builtins.max(abs(min), abs(max)):
+        # ATen takes the extrema for limits that are equal once they are rounded: on a CPU to float64.
+        raise Decline(f"limits {min} and {max}, which may be one number in {self.dtype}")
     if not self.numel():
         fill_zero(out)
         return (out,)
