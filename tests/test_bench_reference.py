@@ -1,4 +1,4 @@
-"""What the benchmark judges answers by."""
+"""The results in float64 that the benchmark compares answers with."""
 
 import torch
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import FULL
 
-from tritonite.testing.sass import misplaced_products
+from tritonite.testing.sass import broken_descriptors
 
 # `make test-targets` compiles the whole matrix of kernels and devices.
 MATRIX = os.environ.get("TRITONITE_TEST_TARGETS") == "1"
@@ -123,7 +123,7 @@ def test_float8_copies_are_not_lost_by_the_assembler(printed):
     assert lines["float8"] == ["[False, False]"], errors
 
 
-_MISPLACED = """
+_BROKEN = """
 \t08:-:-:-:1\tULDC.64 UR10, c[0x0][0x2a0];
 \t--:-:-:-:1\tUIADD3 UR10, UP0, UR10, 0x40, URZ;
 \t--:-:-:-:1\tUIADD3.X UR11, UR11, -0x7fffffe0, URZ, UP0, !UPT;
@@ -133,7 +133,7 @@ _MISPLACED = """
 """
 
 
-def test_products_at_addresses_made_from_arguments_are_found():
-    assert [each.split()[0] for each in misplaced_products(_MISPLACED)] == ["HGMMA.64x32x16.F32.BF16"] * 2
+def test_descriptors_from_kernel_arguments_are_found():
+    assert [each.split()[0] for each in broken_descriptors(_BROKEN)] == ["HGMMA.64x32x16.F32.BF16"] * 2
     for mended in ("USGXT.U32 UR10, UR4, 0xe", "R2UR UR10, R4", "UIADD3.64 UR10, UR4, UR6, URZ"):
-        assert not misplaced_products(_MISPLACED.replace("UMOV UR22", f"{mended};\n\tUMOV UR22"))
+        assert not broken_descriptors(_BROKEN.replace("UMOV UR22", f"{mended};\n\tUMOV UR22"))

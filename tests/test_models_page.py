@@ -49,6 +49,9 @@ def test_the_zoo_in_the_interpreter_has_no_times():
     assert "| toy | forward | 1.000000 | 50.0% | `rand` (2): no kernel |" in page and "need a GPU" in page
 
 
+PASSES = (("unet", "forward"), ("unet", "train"), ("vae", "train"))
+
+
 def test_passes_without_results_on_a_gpu_are_named():
     results = [ModelResult(f"{name} channels-last", phase, "float32", 1, 6, {}, {}) for name, phase in PASSES]
     small, large = Run(Machine(**{**MACHINE, "kind": "interpreter"}), models=results), Run(Machine(**MACHINE))
@@ -57,9 +60,6 @@ def test_passes_without_results_on_a_gpu_are_named():
     assert "## The zoo on a GPU" in page and "Not measured on a GPU yet: unet forward, vae train." in page
     large.models.extend(results)
     assert "on a GPU yet" not in models_page.page(None, small, large)
-
-
-PASSES = (("unet", "forward"), ("unet", "train"), ("vae", "train"))
 
 
 def test_the_zoo_on_a_gpu_has_speeds():

@@ -109,7 +109,7 @@ def backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sam
 
 
 def cudnn_rows(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
-    """Return a call of `_cudnn_attention_forward` on batches: that of another operator with lengths of sequences."""
+    """Return a call of `_cudnn_attention_forward` on a batch of sequences of one length, without their starts."""
     sample = forward(CUDNN, heads, make, biased)
     query, key, value, bias, *rest = sample.args
     return Sample(sample.label, (query, key, value, bias, None, None, query.shape[2], key.shape[2], *rest), {})
@@ -159,7 +159,7 @@ def calls(
     name = packet.removesuffix("_backward")
     make_call, times = (forward, 2) if name == packet else (backward, 5)
     if name.startswith("_cudnn_attention"):
-        # Both gradients of cuDNN's have the same arguments.
+        # Its gradient takes the arguments of _scaled_dot_product_cudnn_attention_backward.
         name, make_call = (packet, cudnn_rows) if name == packet else (CUDNN, backward)
     elif not name.startswith("_scaled_dot_product"):
         name = f"{name.removesuffix('_forward')}_forward"

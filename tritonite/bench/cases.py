@@ -383,6 +383,7 @@ def cases(
         if op.out_names or not op.schema.returns or "Tensor" not in str(op.schema.returns[0].type):
             # It has no result tensor: a step of another operator, or one that waits for the device.
             continue
+        # The family has an operator on projections, too, whose cases come from samples.
         if op.family == "attention" and "attention" in op.packet:
             yield from _attention_cases(op, quick, measures)
             continue

@@ -32,7 +32,7 @@ from tritonite.registry.names import overload_named
 from tritonite.report.explain import declined_unasked
 from tritonite.runtime.stats import Counts, totals
 from tritonite.testing.judge import comparable, judge, judge_residuals, may_cancel, terms, to_reference
-from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, REFERENCES, RESIDUALS, Sample, compares_zero_sign
+from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, RESIDUALS, Sample, compares_zero_sign, reference_of
 
 
 def provider(text: str) -> Provider:
@@ -252,8 +252,8 @@ def _disagreement(
 
 
 def _exact(case: Case, aten: Callable[..., Any], sample: Sample) -> list[torch.Tensor | None] | None:
-    """Return the results of the operator's reference or of ATen in float64. None if ATen refuses float64."""
-    reference = REFERENCES.get(case.overload, REFERENCES.get(case.packet or case.op))
+    """Return the results of the operator's reference, or of ATen in float64; None if ATen refuses float64."""
+    reference = reference_of(case.overload, case.packet or case.op)
     try:
         return _results(reference or aten, sample.map(to_reference), _written(case))
     except RuntimeError:

@@ -34,13 +34,14 @@ def histc(self, bins=100, min=0, max=0, outs=()):
     if not (math.isfinite(min) and math.isfinite(max)) or min > max:
         raise Decline(f"limits {min} and {max}, which are not finite or in the wrong order")
     # ATen multiplies the distance of an integer from `min` by the number of bins, in int64.
-    if not floating and (builtins.max(abs(min), abs(max)) >= 2**62 or max - min >= 2**32):
+    largest = builtins.max(abs(min), abs(max))
+    if not floating and (largest >= 2**62 or max - min >= 2**32):
         raise Decline(f"limits {min} and {max}, between which int64 may overflow")
     if not floating and not (min == int(min) and max == int(max)):
         raise Decline(f"limits {min} and {max}, not integers, for {self.dtype}")
-    if floating and builtins.max(abs(min), abs(max)) > torch.finfo(self.dtype).max:
+    if floating and largest > torch.finfo(self.dtype).max:
         raise Decline(f"limits {min} and {max}, out of range for {self.dtype}")
-    if floating and 0 < max - min <= torch.finfo(self.dtype).eps * builtins.max(abs(min), abs(max)):
+    if floating and 0 < max - min <= torch.finfo(self.dtype).eps * largest:
         # ATen takes the extrema for limits that are equal once they are rounded: on a CPU to float64.
         raise Decline(f"limits {min} and {max}, which may be one number in {self.dtype}")
     if not self.numel():

@@ -368,7 +368,7 @@ def smooth_l1_loss_backward(grad_output, self, target, factor, beta):
     inner = true_divide(factor * x * grad_output, beta)
     outer = tl.where(x < 0.0, -1.0 * factor, factor) * grad_output
     if ON_CPU:
-        # The order of ATen's vectors, which may overflow or underflow earlier than that of its GPU kernel.
+        # ATen's vectorised CPU kernel divides first, which decides where extreme numbers overflow or underflow.
         inner = factor * true_divide(x, beta) * grad_output
         outer = tl.where(x == 0.0, -1.0 * factor * grad_output, outer)
         return tl.where(tl.abs(x) >= beta, outer, inner)

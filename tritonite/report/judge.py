@@ -114,8 +114,8 @@ def to_reference(value: Any, integers: bool = False, device: str | None = None) 
 # A 16-bit result is biased if the votes of `_bias` for one side exceed those for the other by more than chance:
 # by this share of the votes more than ATen's, and by this number of standard deviations.
 _BIAS, _DEVIATIONS = 0.25, 4.3
-# Truncation gives one side half of the votes. Where ATen's has a larger share than this, results share errors.
-_SHARED = 0.75
+# Truncation gives one side half of the votes. If ATen's give one side more than this fraction, errors are correlated.
+_CORRELATED = 0.75
 
 
 def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str | None:
@@ -123,8 +123,8 @@ def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str 
 
     Each distinct value of `exact` that the dtype cannot represent has one vote: the sign of the result's distance from
     that value rounded to nearest. Truncation makes half of the votes negative. Repeated values are not independent, and
-    results that are further away have errors of other causes, which they may share. So do results of which ATen's
-    nearly all err to one side, such as products of few rounded weights with many vectors.
+    results that are further away have errors of other causes, which they may share. Errors are
+    correlated, too, if nearly all of ATen's have one sign, as in products of a few rounded weights with many vectors.
     """
     dtype = actual.dtype
     if dtype.itemsize != 2:
@@ -142,7 +142,7 @@ def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str 
     ours, theirs = ((x.double() - near.double())[counted][order][distinct].sign() for x in (actual, aten))
     for direction, sides in ((values.sign(), ("towards 0", "away from 0")), (values.new_ones(()), ("down", "up"))):
         total, own = float((ours * direction).sum()), float((theirs * direction).sum())
-        if abs(own) > _SHARED * len(values):
+        if abs(own) > _CORRELATED * len(values):
             continue
         excess = (total - own) * math.copysign(1.0, total) / len(values)
         if abs(total) > _DEVIATIONS * float(ours.abs().sum()) ** 0.5 and excess > _BIAS:

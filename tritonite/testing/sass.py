@@ -26,20 +26,19 @@ def stores_stack_pointer(compiled: CompiledKernel) -> bool:
     return _STACK_POINTER_STORED.search(compiled.asm["sass"]) is not None
 
 
-def multiplies_elsewhere(compiled: CompiledKernel) -> bool:
-    """Return whether a warp-group product of a kernel reads shared memory at an address made from an argument.
+def has_broken_descriptors(compiled: CompiledKernel) -> bool:
+    """Return whether a warp-group product's shared-memory descriptor comes from a kernel argument.
 
-    ptxas 12.8 makes such addresses where two products of a loop read the same memory by descriptors of different
-    layouts. It advances a register in which it has not put the descriptor.
+    ptxas 12.8 compiles such products where two products of a loop read the same shared memory in different layouts. It
+    advances a register that it has not loaded with the descriptor.
     """
-    return "wgmma" in compiled.asm["ptx"] and bool(misplaced_products(compiled.asm["sass"]))
+    return "wgmma" in compiled.asm["ptx"] and bool(broken_descriptors(compiled.asm["sass"]))
 
 
-def misplaced_products(sass: str) -> list[str]:
-    """Return the products whose descriptors are loaded arguments, moved or advanced by constants.
+def broken_descriptors(sass: str) -> list[str]:
+    """Return the warp-group products whose descriptors are kernel arguments, moved or advanced by constants.
 
-    Instructions are taken in the order of the text. A descriptor of shared memory has been shifted and masked since its
-    base was loaded.
+    Instructions are followed in text order. A right descriptor has been shifted and masked since its base was loaded.
     """
     arguments: set[int] = set()
     found = []
@@ -55,21 +54,20 @@ def misplaced_products(sass: str) -> list[str]:
         register = int(written[1])
         registers = {register, register + 1} if ".64" in name else {register}
         read = {int(each) for operand in operands[1:] for each in _UNIFORM.findall(operand)}
+        moved = name in _MOVES and read & arguments
+        arguments -= registers
         if name.startswith("ULDC"):
             arguments |= registers
-        elif name in _MOVES and read & arguments:
+        elif moved:
             arguments.add(register)
-            arguments -= registers - {register}
-        else:
-            arguments -= registers
     return found
 
 
 def _descriptors(operands: list[str]) -> set[int]:
     """Return the low registers of the descriptors that a product reads.
 
-    Four registers are named by their first. They have both operands' descriptors, or the second's alone behind a first
-    operand in registers.
+    `gdesc[URn]` names four registers: both operands' descriptors, of two registers each. If the first operand is in
+    vector registers, only the second pair is read.
     """
     for place, operand in enumerate(operands):
         if operand.startswith("gdesc[") and (named := _UNIFORM.search(operand)):

@@ -47,7 +47,7 @@ from tritonite.testing.compile_cases.cases import (
 )
 from tritonite.testing.parts import part_of
 from tritonite.testing.samples import samples
-from tritonite.testing.sass import multiplies_elsewhere, stores_stack_pointer
+from tritonite.testing.sass import has_broken_descriptors, stores_stack_pointer
 
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
 # Accesses to global memory in PTX.
@@ -278,8 +278,8 @@ def failures(
                 yield f"{label} {name}: it may run before what it waits for has ended"
             if stores_stack_pointer(compiled):
                 yield f"{label} {name}: the assembler stores the stack pointer in place of float8 numbers"
-            if multiplies_elsewhere(compiled):
-                yield f"{label} {name}: the assembler makes addresses of a product's operands from arguments"
+            if has_broken_descriptors(compiled):
+                yield f"{label} {name}: a product's shared-memory descriptor comes from a kernel argument"
 
 
 def _newer(label: str, chosen: tuple[str, ...], every: bool) -> dict[str, GPUTarget]:

@@ -37,10 +37,10 @@ from tritonite.testing.samples import (
     DEVICE_DEFINED,
     MAY_DECLINE,
     NOT_REACHED,
-    REFERENCES,
     RESIDUALS,
     Sample,
     compares_zero_sign,
+    reference_of,
     samples,
 )
 
@@ -197,7 +197,7 @@ def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
 
 def _exact(function: Any, op: Op, sample: Any, template: Any) -> Any:
     """Return the result of the family's reference, which has no outputs, or else of ATen."""
-    reference = REFERENCES.get(op.overload, REFERENCES.get(op.packet))
+    reference = reference_of(op.overload, op.packet)
     copied = sample.map(_clone)
     if reference is None and isinstance(template, list) and (form := _functional_form(op)) is not None:
         # ATen converts no result to the dtype of an output in a list, which is float64 here.

@@ -76,8 +76,8 @@ TEXTS = {
     ),
     # GPT2Config's defaults are GPT-2 small.
     "gpt2": Text("GPT2Config", _CAUSAL, _GPT2, longest=1024),
-    # Mamba-130M, which transformers computes by a loop over tokens in Python. Weights of its usual range, 0.1, make
-    # logits that rounding to bfloat16 decides: in ATen, too, they resemble those in float32 by half.
+    # Mamba-130M, which transformers computes by a loop over tokens in Python. With the default initializer_range of 0.1
+    # the model amplifies rounding errors, so that bfloat16 logits differ from float32 ones in ATen, too.
     "mamba": Text(
         "MambaConfig",
         _CAUSAL,

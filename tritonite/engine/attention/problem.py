@@ -93,10 +93,10 @@ def padded_sizes(head: int, value: int, precision: str) -> tuple[int, int]:
     """Return the powers of two that hold a head and a value in a tile.
 
     They differ by a factor of 2 at most, and not at all with products by bfloat16 terms or up to 64 elements: Triton
-    compiles wrong results and gradients for others, and accesses outside shared memory. Rows of one element follow one
-    another, so that Triton lays their tile out along the rows. Beside a tile of 32 columns in the usual order, ptxas
-    12.8 reads shared memory at addresses that it takes from other arguments.
+    compiles wrong results and gradients for others, and accesses outside shared memory.
     """
+    # Rows of one element are contiguous, and Triton orders their tile by rows. Beside a tile of 32 columns in the other
+    # order, ptxas 12.8 takes the shared-memory address of a product from a kernel argument.
     least = _ALIKE if min(head, value) == 1 else LEAST_PADDED
     first, second = max(least, power_of_2(head)), max(least, power_of_2(value))
     ratio = 1 if precision == "bf16x6" or max(first, second) <= _ALIKE else 2

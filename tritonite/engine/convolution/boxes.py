@@ -133,9 +133,9 @@ def box_of(rows: int, sizes: Sizes) -> tuple[tuple[int, int, int, int], int]:
 
 
 def choose(sizes: Sizes, device: torch.device, size: int, result_size: int) -> BoxTile:
-    """Return the tile with the least estimated time, with as many stages as shared memory has room for.
+    """Return the tile with the least estimated time, and reduce its stages until it fits shared memory.
 
-    The time is that of rounds of one program a multiprocessor.
+    The time is that of rounds of one program for each multiprocessor.
 
     Args:
         sizes: of the result.

@@ -155,7 +155,7 @@ def wide_heads(full: bool) -> Iterator[Case]:
 
 @compile_cases("windowed")
 def heads_of_one_element(full: bool) -> Iterator[Case]:
-    """Heads or values of one element, whose rows follow one another, beside short ones in rows apart: both passes."""
+    """Heads or values of one element in contiguous rows, beside short ones in padded rows: both passes."""
     windows: tuple[dict[str, Any], ...] = ({}, {"causal": True, "diagonal": 260, "window": 6, "softcap": 5.0})
     for dtype, (head, size, apart) in itertools.product(
         (torch.bfloat16, torch.float32), ((1, 7, 15), (1, 1, 2), (7, 1, 1))
@@ -169,5 +169,7 @@ def heads_of_one_element(full: bool) -> Iterator[Case]:
             arguments = (problem, out, out, logsumexp, (query, key, value), None, None)
             found += launches(attention_backward, arguments, kind="nvidia")
             for specialization in found:
-                label = f"{dtype} heads of {head} and values of {size} in rows {apart} apart, {', '.join(fields)}"
+                label = (
+                    f"{dtype} heads of {head} and values of {size} with a row stride of {apart}, {', '.join(fields)}"
+                )
                 yield Case(label, specialization, ("sm_90",))

@@ -113,7 +113,7 @@ def boxes(full: bool) -> Iterator[Case]:
 
 @compile_cases("convolution_boxes")
 def boxes_of_float32_results(full: bool) -> Iterator[Case]:
-    """Every tile of the kernel over boxes of positions with a program that makes float32 of the result."""
+    """Tiles of the kernel over boxes of positions whose fused program stores float32."""
     cube = torch.channels_last_3d
     x = torch.empty(2, 128, 1, 28, 28, dtype=torch.bfloat16).to(memory_format=cube)
     weight = torch.empty(136, 128, 1, 3, 3, dtype=torch.bfloat16).to(memory_format=cube)

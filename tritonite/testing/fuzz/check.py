@@ -26,7 +26,7 @@ from tritonite.testing.judge import (
     terms,
     to_reference,
 )
-from tritonite.testing.samples import REFERENCES, compares_zero_sign
+from tritonite.testing.samples import compares_zero_sign, reference_of
 
 # oneDNN's message for 16-bit operands that it has no kernel for and that ATen does not check.
 _NO_KERNEL = "could not create a primitive"
@@ -239,7 +239,7 @@ def outcome_in_float64(call: Call) -> Outcome:
     # Integers that are indices must stay integers.
     found = _outcome_of_wide(call, integers=False) if found.raised else found
     if found.raised and call.op.takes_lists:
-        # ATen computes functions of truth values in float32, and refuses their outputs in float64.
+        # ATen computes functions of bool tensors in float32, and refuses outputs in float64 for them.
         found = _outcome_of_wide(call.map(_flags_as_floats), integers=True)
     return found
 
@@ -269,7 +269,7 @@ def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
 
 
 def _reference_of(call: Call) -> Callable[..., Any] | None:
-    return REFERENCES.get(call.op.overload, REFERENCES.get(call.op.packet))
+    return reference_of(call.op.overload, call.op.packet)
 
 
 def _flat(outcome: Outcome) -> list[Any]:

@@ -27,6 +27,7 @@ from tritonite.testing.samples.facts import (
     MayDecline,
     Sums,
     compares_zero_sign,
+    reference_of,
 )
 from tritonite.testing.samples.generate import Sample, calls, samples, values
 
@@ -54,6 +55,7 @@ __all__ = [
     "at_boundaries",
     "calls",
     "compares_zero_sign",
+    "reference_of",
     "samples",
     "values",
 ]

@@ -284,6 +284,11 @@ def without_signed_nan(x: torch.Tensor) -> torch.Tensor:
     return x.masked_fill(x.isnan(), float("nan"))
 
 
+def reference_of(overload: str, packet: str) -> Callable[..., Any] | None:
+    """Return the reference of an overload, or else of its packet, or None: then ATen is the reference."""
+    return REFERENCES.get(overload, REFERENCES.get(packet))
+
+
 def compares_zero_sign(packet: str | None) -> bool:
     """Return whether the sign of an operator's zeros must be ATen's."""
     if packet in ZERO_SIGN_OF_ROUNDOFF:

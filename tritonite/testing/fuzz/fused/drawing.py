@@ -36,7 +36,7 @@ class FusedCall:
         written: names of arguments that the call writes.
         contiguous: whether results are contiguous.
         slack: absolute tolerance of a result, in units of the operands' resolution times its largest element.
-        size: what counts as the largest element where all are smaller, because larger terms cancel.
+        size: the least magnitude that the tolerance is relative to, for results whose larger terms cancel.
         indices: names of arguments whose values are indices, which are not spoiled.
         served: whether the operator must serve the call.
         function: what is called with the arguments; None for the public function.

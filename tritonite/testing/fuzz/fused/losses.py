@@ -15,8 +15,8 @@ from tritonite.testing.fuzz.fused.drawing import Drawer, FusedCall, draws
 _REDUCTIONS = ("mean", "sum", "none")
 # A product in 16-bit floats rounds its operands, and sums of the products cancel.
 _OF_PRODUCTS = 8.0
-# Where the completions of a pair have the same targets, gradients of logits of up to beta cancel, and their rounding to
-# 16 bits is left. This part of beta is for _OF_PRODUCTS what such a rounding changes.
+# If both completions of a pair have the same targets, their gradients cancel, and the 16-bit rounding of terms of up to
+# beta remains. The tolerance is then relative to this fraction of beta.
 _OF_PAIRS = 0.02
 
 
