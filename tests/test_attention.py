@@ -211,16 +211,20 @@ def test_gradients_through_the_dispatcher(path, dtype):
     """Calls are recorded, and replayed with another scale. Values, layouts and declines are compared."""
     query, key, value = [x.requires_grad_() for x in _operands(B=2, H=4, shared=2, S=20, T=20, dtype=dtype)]
     mask = _drawn(20, 20)
+    wide = [x.detach().double().requires_grad_() for x in (query, key, value)]
+
+    def results(given, mask, scale):
+        out, logsumexp = _call(*given, causal=True, mask=mask, scale=scale)
+        return out, logsumexp, *torch.autograd.grad(out.square().sum(dtype=mask.dtype), given)
+
     for scale in (0.25, 0.5):
         with tritonite.use_gems(include=[_CPU, f"{_CPU}_backward"]):
-            out, logsumexp = _call(query, key, value, causal=True, mask=mask, scale=scale)
-            grads = torch.autograd.grad(out.float().square().sum(), (query, key, value))
-        expected, logarithms = _call(query, key, value, causal=True, mask=mask, scale=scale)
-        others = torch.autograd.grad(expected.float().square().sum(), (query, key, value))
+            found = results((query, key, value), mask, scale)
+        expected, exact = results((query, key, value), mask, scale), results(wide, mask.double(), scale)
         far = 1e-5 if dtype is torch.float32 else 0.1
-        for own, other in zip((out, logsumexp, *grads), (expected, logarithms, *others), strict=True):
-            torch.testing.assert_close(own, other, atol=far, rtol=far)
-            assert own.stride() == other.stride()
+        for own, other, precise in zip(found, expected, exact, strict=True):
+            torch.testing.assert_close(own.double(), precise.double(), atol=far, rtol=far)
+            assert (own.dtype, own.stride()) == (other.dtype, other.stride())
     for name in (_CPU, f"{_CPU}_backward"):
         counts = tritonite.stats()[name]
         assert not counts.unrecordable and not counts.declined

@@ -388,24 +388,24 @@ def test_calls_are_replayed():
     """Calls through the native dispatcher record a plan once; the test has a process of its own."""
     code = """
 import torch, tritonite
+from compositions import agree, normal
+from test_moe import layer
 from tritonite import fused
 
-operands = [torch.randn(s, device=tritonite.device) for s in ((5, 8), (5, 4), (4, 12, 8), (4, 8, 6), (4,))]
-operands = [each.requires_grad_() for each in operands]
+operands = [normal(*shape, grad=True) for shape in ((5, 8), (5, 4), (4, 12, 8), (4, 8, 6))]
+bias, logits = normal(4), operands[1]
 for scale in (1.0, 2.0, 0.5):
-    x, logits, gate_up, down, bias = operands
-    out = fused.moe(x, logits, gate_up, down, 2, scoring="sigmoid", bias=bias.detach(), scale=scale)
-    expected = torch.zeros_like(out)
+    def ours(x, logits, gate_up, down):
+        return fused.moe(x, logits, gate_up, down, 2, scoring="sigmoid", bias=bias, scale=scale)
+
+    def composed(x, logits, gate_up, down):
+        scores = logits.sigmoid()
+        experts = (scores + bias).topk(2).indices
+        weights = scores.gather(1, experts)
+        return layer(x, scale * weights / weights.sum(-1, keepdim=True), experts, gate_up, down)
+
+    agree(ours, composed, operands, terms=64, grad_terms=256)
     experts = (logits.sigmoid() + bias).topk(2).indices
-    for i in range(4):
-        tokens, slots = (experts == i).nonzero(as_tuple=True)
-        gate, up = (x[tokens] @ gate_up[i].T).chunk(2, -1)
-        weight = logits.sigmoid().gather(1, experts)
-        weight = scale * (weight / weight.sum(-1, keepdim=True))[tokens, slots, None]
-        expected = expected.index_add(0, tokens, (torch.nn.functional.silu(gate) * up) @ down[i].T * weight)
-    torch.testing.assert_close(out, expected)
-    grads = [torch.autograd.grad(each.square().sum(), operands[:4]) for each in (out, expected)]
-    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
     loss = fused.load_balancing_loss(logits, experts) + fused.router_z_loss(logits)
     torch.autograd.grad(loss, logits)
     fused.moe_align(experts, 4, 16)
