@@ -1,13 +1,14 @@
-"""Gluon's language in plain Python: a warp group is a thread, a TMA copy is a thread, and blocks are tensors.
+"""Gluon's language in plain Python: a warp group is a thread, a TMA copy is a function, and blocks are tensors.
 
-Kernels run so without a GPU, and show deadlocks, reads before a copy has arrived, and writes to buffers in use. Copies
-arrive late, and wgmma products are computed when they are waited for.
+Kernels run so without a GPU, and show deadlocks, reads before a copy has arrived, and writes to buffers in use. Warp
+groups take turns, and where one synchronises it is drawn which goes on, or which copy arrives. Copies so arrive late,
+and wgmma products are computed when they are waited for.
 """
 
+import functools
 import math
 import random
 import threading
-import time
 import types
 
 import torch
@@ -107,37 +108,115 @@ class Descriptor:
         self.tensor[inside] = value.view(self.block_shape)[own]
 
 
+class Deadlock(Exception):
+    """A program whose warp groups all wait."""
+
+
+class Group:
+    """A warp group: whether it may go on, and a semaphore that gives it the turn."""
+
+    def __init__(self):
+        self.may_go_on, self.turn = lambda: True, threading.Semaphore(0)
+
+
+class Turns:
+    """Warp groups that go on one at a time, and TMA copies that have not arrived.
+
+    In every second program, drawn at random, copies are as late as can be: they arrive when no group can go on.
+    """
+
+    def __init__(self):
+        self.groups, self.copies, self.failure = [Group()], [], None
+        self.random, self.late = random.Random(0), False
+        self.own = threading.local()
+        self.own.group = self.groups[0]
+
+    def draw(self):
+        """Return a group that may go on. Copies that are drawn before it arrive."""
+        while True:
+            able = [group for group in self.groups if group.may_go_on()]
+            if not able or not self.late:
+                able += self.copies
+            if not able:
+                raise Deadlock("no warp group can go on, and no copy is on its way")
+            drawn = self.random.choice(able)
+            if isinstance(drawn, Group):
+                return drawn
+            self.copies.remove(drawn)
+            drawn()
+
+    def synchronise(self, may_go_on=lambda: True):
+        """Let others go on, until this group is drawn and may go on."""
+        own = self.own.group
+        own.may_go_on = may_go_on
+        drawn = self.draw()
+        if drawn is not own:
+            drawn.turn.release()
+            own.turn.acquire()
+            if self.failure is not None:
+                raise self.failure
+
+    def run(self, functions):
+        """Run functions as one warp group each. The first error ends all, and is raised."""
+        before, self.groups = self.groups, [Group() for _ in functions]
+        self.late = self.random.random() < 0.5
+        pairs = zip(self.groups, functions, strict=True)
+        threads = [threading.Thread(target=self.go, args=pair) for pair in pairs]
+        for thread in threads:
+            thread.start()
+        self.draw().turn.release()
+        for thread in threads:
+            thread.join()
+        self.groups = before
+        if self.failure is not None:
+            raise self.failure
+
+    def go(self, group, function):
+        self.own.group = group
+        group.turn.acquire()
+        if self.failure is not None:
+            return
+        try:
+            function()
+            self.groups.remove(group)
+            if self.groups:
+                self.draw().turn.release()
+        except Exception as error:  # noqa: BLE001 - whatever a thread raises fails the test
+            self.failure = self.failure or error
+            for other in self.groups:
+                other.turn.release()
+
+
 class Barriers:
     """Barriers in shared memory, by address. A phase ends with its last arrival and its last byte."""
 
-    def __init__(self):
-        self.changed, self.known = threading.Condition(), {}
+    def __init__(self, turns):
+        self.turns, self.known = turns, {}
         self.MBarrierLayout = lambda: None
 
     def init(self, barrier, count):
         self.known[barrier.memory.data_ptr()] = types.SimpleNamespace(count=count, pending=count, bytes=0, phase=0)
 
     def change(self, barrier, arrivals, size):
-        with self.changed:
-            state = self.known[barrier.memory.data_ptr()]
-            state.pending, state.bytes = state.pending - arrivals, state.bytes + size
-            assert state.pending >= 0, "more arrivals than the barrier counts"
-            if state.pending == state.bytes == 0:
-                state.phase, state.pending = state.phase + 1, state.count
-            self.changed.notify_all()
+        state = self.known[barrier.memory.data_ptr()]
+        state.pending, state.bytes = state.pending - arrivals, state.bytes + size
+        assert state.pending >= 0, "more arrivals than the barrier counts"
+        if state.pending == state.bytes == 0:
+            state.phase, state.pending = state.phase + 1, state.count
 
     def arrive(self, barrier, pred=True):
         if pred:
             self.change(barrier, 1, 0)
+            self.turns.synchronise()
 
     def expect(self, barrier, size):
         self.change(barrier, 1, size)
+        self.turns.synchronise()
 
     def wait(self, barrier, phase, pred=True):
         state = self.known[barrier.memory.data_ptr()]
-        with self.changed:
-            if pred and not self.changed.wait_for(lambda: state.phase % 2 != phase, timeout=10):
-                raise TimeoutError("a barrier whose phase does not end")
+        if pred:
+            self.turns.synchronise(lambda: state.phase % 2 != phase)
 
 
 class Products:
@@ -192,10 +271,6 @@ def named_tuples(*modules):
     return {name: value for name, value in found if isinstance(value, type) and hasattr(value, "_fields")}
 
 
-def _later():
-    time.sleep(random.random() * 1e-3)
-
-
 def number(value):
     return block(value) if isinstance(value, int) else value
 
@@ -207,8 +282,9 @@ class Kernel:
     """
 
     def __init__(self, kernel, helpers, at_once, **given):
-        self.barriers, self.products = Barriers(), Products(at_once)
-        self.stores, self.failed, self.program = threading.local(), [], 0
+        self.turns, self.products = Turns(), Products(at_once)
+        self.barriers = Barriers(self.turns)
+        self.stores, self.program = threading.local(), 0
         language = self.language()
         self.scope = {}
         for helper in helpers:
@@ -243,11 +319,11 @@ class Kernel:
 
     def load(self, descriptor, offsets, barrier, to):
         def copy():
-            _later()
             to.memory.copy_(descriptor.read(offsets))
             self.barriers.change(barrier, 0, -to.memory.numel() * to.memory.element_size())
 
-        threading.Thread(target=copy).start()
+        self.turns.copies.append(copy)
+        self.turns.synchronise()
 
     def store_wait(self, pendings):
         """Wait for results, and only then write them."""
@@ -257,19 +333,8 @@ class Kernel:
             descriptor.write(offsets, source.memory)
 
     def warp_specialize(self, partitions, warps, registers):
-        def guarded(function, given):
-            try:
-                function(*given)
-            except Exception as error:  # noqa: BLE001 - whatever a thread raises fails the test
-                self.failed.append(error)
-
-        threads = [threading.Thread(target=guarded, args=partition) for partition in partitions]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self.failed:
-            raise self.failed[0]
+        self.turns.run([functools.partial(function, *given) for function, given in partitions])
+        assert not self.turns.copies, "copies that nobody waits for"
 
     def language(self):
         extreme = lambda function: lambda x, y, propagate_nan=None: function(block(x), block(y))
