@@ -15,7 +15,7 @@ from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm.kernels import epilogue, hopper
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
-from tritonite.engine.gemm.work import Epilogue
+from tritonite.engine.gemm.work import Epilogue, Sums
 
 pytestmark = pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 
@@ -115,3 +115,14 @@ def test_addends_in_the_results_layout_and_in_another(columns, launched):
     product(a, b, out, Epilogue(added, beta=1.0), config=TILES["ping-pong"])
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     assert launched[0][1] == (out_columns == added_columns)
+
+
+@pytest.mark.parametrize("name", ["one consumer group", "two consumer groups", "three consumer groups"])
+def test_each_block_is_added_in_registers(name, launched):
+    """A float8 product without fast accumulation waits for the product of each block, whose stage is free then."""
+    (M, N, K), config = (200, 120, 144), TILES[name]
+    a, b = drawn(1, M, K, dtype=torch.float16), drawn(1, N, K, dtype=torch.float16).mT
+    out = torch.full((1, M, N), math.nan, dtype=torch.float16)
+    product(a, b, out, Epilogue(), Sums(blockwise=True), config=config)
+    torch.testing.assert_close(out.double(), a.double() @ b.double(), atol=4e-3, rtol=2e-3)
+    assert len(launched) == 1
