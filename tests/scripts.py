@@ -17,36 +17,43 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 
-def run(script, **variables):
+def run(script, interpreted=True, anew=False, **variables):
     """Run a script with environment variables, and return what it prints. Fails if the script raises.
 
-    Variables are those that tritonite reads when it serves a call, not when it is imported. The script can import the
-    modules of the tests.
+    Variables are those that tritonite reads when it serves a call, not when it is imported. A process that begins
+    `anew` has all of them. The script can import the modules of the tests. If it is not `interpreted`, it can compile
+    kernels, and has no GPU.
     """
     import tritonite
 
-    if tritonite.device == "cpu":
-        server = _server()
+    if (tritonite.device == "cpu" or not interpreted) and not anew:
+        server = _server(interpreted)
         server.stdin.write(json.dumps([script, variables]) + "\n")
         server.stdin.flush()
         status, output = json.loads(server.stdout.readline())
     else:
         command = [sys.executable, "-c", script]
-        done = subprocess.run(command, env=_environment() | variables, capture_output=True, text=True, check=False)
+        environment = _environment(interpreted) | variables
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         status, output = done.returncode, done.stdout if done.returncode == 0 else done.stderr
     assert status == 0, output
     return output
 
 
-def _environment():
-    return os.environ | {"PYTHONPATH": os.pathsep.join((str(FOLDER.parent), str(FOLDER), *sys.path))}
+def _environment(interpreted):
+    own = {"PYTHONPATH": os.pathsep.join((str(FOLDER.parent), str(FOLDER), *sys.path))}
+    return os.environ | own | ({} if interpreted else {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""})
 
 
 @functools.cache
-def _server():
-    command = [sys.executable, str(Path(__file__))]
+def _server(interpreted):
     server = subprocess.Popen(
-        command, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, str(Path(__file__))],
+        env=_environment(interpreted),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     # The server ends with its input.
     atexit.register(server.communicate)

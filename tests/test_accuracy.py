@@ -1,4 +1,4 @@
-"""Every overload and every function with OpInfo samples, against ATen and float64."""
+"""Every overload through the native dispatcher, against ATen and float64."""
 
 import glob
 import math
@@ -9,20 +9,16 @@ from conftest import FULL
 
 import tritonite
 from tritonite.devices import architecture
-from tritonite.testing import opinfo, verify
+from tritonite.testing import verify
 from tritonite.testing.samples import samples
-from tritonite.testing.verify import DTYPES, check_opinfo, check_overload
+from tritonite.testing.verify import DTYPES, check_overload
 
-pytestmark = pytest.mark.usefixtures("registered_once")
+pytestmark = pytest.mark.usefixtures("through_native", "registered_once")
 
-# Without the full set, every overload runs in one dtype on six layouts, every OpInfo function in two on three samples.
+# Without the full set, every overload runs in one dtype on six layouts.
 LAYOUTS = ("transposed", "broadcast", "zero_dim", "extreme", "boundaries-0", "boundaries-1")
 SHORT = None if FULL else tuple(f"{layout}*" for layout in LAYOUTS)
-LIMIT = None if FULL else 3
-# A sample of a million elements takes the interpreter half a minute.
-MOST_ELEMENTS = None if FULL else 2**16
 OVERLOAD_DTYPES = DTYPES if FULL else (torch.float32,)
-OPINFO_DTYPES = DTYPES if FULL else (torch.bfloat16, torch.int32)
 
 # Overloads that ATen lists for a device and does not have there.
 MISSING = {}
@@ -82,25 +78,6 @@ def test_overload(name):
             served += report.served
             report_failures(report)
     assert served, "no sample of it is one that ATen takes"
-
-
-def _takes_lists(name):
-    """Whether a sample of a function is a list of 20 tensors or more, so that one is enough without the full set."""
-    return name.startswith("_foreach_")
-
-
-def _functions():
-    for name, info in opinfo.infos().items():
-        dtypes = [dtype for dtype in OPINFO_DTYPES if opinfo.supported(info, dtype)] or [torch.float32]
-        for dtype in dtypes if FULL or not _takes_lists(name) else dtypes[:1]:
-            yield pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
-
-
-@pytest.mark.declines("the verifier judges declines")
-@pytest.mark.parametrize(("name", "dtype"), list(_functions()))
-def test_opinfo(name, dtype):
-    limit = LIMIT if FULL or not _takes_lists(name) else 1
-    report_failures(check_opinfo(name, opinfo.infos()[name], dtype, limit=limit, most_elements=MOST_ELEMENTS))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

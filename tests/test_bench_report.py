@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("matplotlib")
+import scripts
 from matplotlib import image
 from rich.console import Console
 
@@ -310,7 +310,7 @@ def test_labels_of_ticks_do_not_overlap(slow, run):
 
 def test_matplotlib_is_imported_by_charts_alone():
     code = "import sys, tritonite, tritonite.bench.results; assert 'matplotlib' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    scripts.run(code)
 
 
 def chromium(folder, *arguments):

@@ -1,11 +1,11 @@
 """Compilation of every kernel without a GPU: compilers accept what the interpreter accepts."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
+import scripts
 from conftest import FULL
 
 from tritonite.testing.sass import broken_descriptors
@@ -57,7 +57,6 @@ casts = [each for each in found if each.kernel.__name__ == "cast_float8"]
 print([sass.stores_stack_pointer(each.compile(GPUTarget("cuda", 90, 32))) for each in casts])
 """
 
-# Changes the device for what follows it in the process.
 _SHORT_COLUMNS = """
 import dataclasses, re, torch, tritonite
 from triton.backends.compiler import GPUTarget
@@ -75,52 +74,25 @@ for width in (56, 55):
         print(set(loads), len(loads), "shared" if re.search("ld.shared|st.shared|shfl", ptx) else "registers")
 """
 
-_SCRIPTS = {"layout": _LAYOUT_OF_LOADS, "float8": _FLOAT8_COPIES, "columns": _SHORT_COLUMNS}
-_RUN_EACH = """
-import contextlib, io, json, sys, traceback
-results = {}
-for name, script in json.loads(sys.argv[1]).items():
-    with contextlib.redirect_stdout(io.StringIO()) as lines:
-        try:
-            exec(script, {})
-        except Exception:
-            traceback.print_exc()
-    results[name] = lines.getvalue().splitlines()
-print(json.dumps(results))
-"""
-
-
-@pytest.fixture(scope="module")
-def printed():
-    """Return the lines that each script prints, and all errors. One process runs all: its start takes seconds."""
-    environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-c", _RUN_EACH, json.dumps(_SCRIPTS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr[-2000:]
-
 
 @pytest.mark.smoke
-def test_columns_at_odd_addresses_are_loaded_by_neighbouring_threads(printed):
+def test_columns_at_odd_addresses_are_loaded_by_neighbouring_threads():
     """Triton 3.6 assigns neighbouring threads to a row unless it knows that elements are contiguous along columns."""
-    lines, errors = printed
-    assert lines["layout"] == ["[1, 0]"], errors
+    assert scripts.run(_LAYOUT_OF_LOADS, interpreted=False) == "[1, 0]\n"
 
 
 @pytest.mark.smoke
-def test_short_columns_stay_in_their_threads(printed):
+def test_short_columns_stay_in_their_threads():
     """A thread loads 16 bytes or one element at a time, and no data passes between threads."""
-    lines, errors = printed[0]["columns"], printed[1]
-    assert len(lines) == 6, errors
-    assert all(line.endswith("registers") for line in lines), lines
+    lines = scripts.run(_SHORT_COLUMNS, interpreted=False).splitlines()
+    assert len(lines) == 6 and all(line.endswith("registers") for line in lines), lines
     assert all("v4.b32'} 2" in line for line in lines[:3]), lines
     assert all("v4" not in line for line in lines[3:]), lines
 
 
 @pytest.mark.smoke
-def test_float8_copies_are_not_lost_by_the_assembler(printed):
-    lines, errors = printed
-    assert lines["float8"] == ["[False, False]"], errors
+def test_float8_copies_are_not_lost_by_the_assembler():
+    assert scripts.run(_FLOAT8_COPIES, interpreted=False) == "[False, False]\n"
 
 
 _BROKEN = """

@@ -1,13 +1,10 @@
 """libentry over triton.jit, autotune and heuristics, and what it specialises on."""
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import scripts
 import torch
 import triton
 import triton.language as tl
@@ -321,13 +318,4 @@ print("compiled")
 
 
 def test_kernels_with_fields_compile_without_a_gpu():
-    folder = Path(__file__).parent
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join((str(folder), *sys.path)),
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _COMPILED], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == "compiled", done.stderr[-2000:]
+    assert scripts.run(_COMPILED, interpreted=False) == "compiled\n"

@@ -1,10 +1,7 @@
 """A child that is forked while another thread is at work."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+import scripts
 from conftest import some
 
 import tritonite
@@ -57,7 +54,4 @@ assert status == 0
 @pytest.mark.skipif(tritonite.device != "cpu", reason="a GPU's context does not survive a fork")
 @pytest.mark.parametrize(("work", "path"), some(["run_a_kernel", "enter_a_scope"], ["python", "native"]))
 def test_a_forked_child_does_not_wait_for_its_parents_threads(work, path):
-    environment = os.environ | {"TRITONITE_NATIVE": "1" if path == "native" else "0"}
-    command = [sys.executable, "-c", FORKS.format(work=work)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
+    scripts.run(FORKS.format(work=work), TRITONITE_NATIVE="1" if path == "native" else "0")

@@ -1,12 +1,11 @@
 """Enabling, scopes and names."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 import warnings
 
 import pytest
+import scripts
 import torch
 
 import tritonite
@@ -250,7 +249,7 @@ def test_counts_and_reset(device):
 
 def test_importing_does_not_import_dynamo():
     code = "import sys, tritonite, tritonite.fused; assert 'torch._dynamo' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    scripts.run(code)
 
 
 def test_graph_breaks_do_not_trace_tritonite(device, path):

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
+import scripts
 import torch
 
 import tritonite
@@ -105,9 +103,5 @@ print(json.dumps([launches, wide]))
 
 
 def test_no_program_on_amd_gpus_has_more_than_1024_threads():
-    environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-c", _LAUNCHES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    launches, wide = json.loads(done.stdout)
+    launches, wide = json.loads(scripts.run(_LAUNCHES, interpreted=False))
     assert launches > 60 and wide == []

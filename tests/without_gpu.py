@@ -1,9 +1,6 @@
 """Scripts that compile for an NVIDIA GPU on a machine without one."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import scripts
 
 # A driver of a GPU that only names its target. Triton's own launches compile with it, and nothing can be loaded.
 DRIVER = """
@@ -38,22 +35,6 @@ def needed_by(function, *args):
 """
 
 
-def run(script, cache, **variables):
-    """Run a script after `DRIVER` with a folder for Triton's disk cache, and return its output."""
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TRITON_CACHE_DIR": str(cache),
-        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent.parent), *sys.path)),
-        **variables,
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", DRIVER + script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+def run(script, cache, anew=False, **variables):
+    """Run a script after `DRIVER` with a folder for Triton's disk cache, as `scripts.run` does; return its output."""
+    return scripts.run(DRIVER + script, False, anew, TRITON_CACHE_DIR=str(cache), **variables)
