@@ -10,6 +10,8 @@ TRITON_VERSIONS := 3.6.0 3.9.0
 VERSION_KERNELS := add gelu pow frexp where igamma rows sorted shared lists convolution_boxes attention parts decoding dropped
 CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py scopes.py)
 BIN := $(VENV)/bin
+# An environment may turn bytecode off. Tests start many processes, each of which would compile all modules.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-targets test-full test-wheel test-gpu bench bench-models test-native-asan test-native-tsan test-versions check docs format clean

@@ -95,6 +95,8 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()
+        # Tests make many objects that live for a moment.
+        gc.set_threshold(50_000)
         gc.enable()
 
 

@@ -37,12 +37,13 @@ else:
 def _labels(op, dtype):
     """Return globs of the samples to take, or None for all.
 
-    Without the full set, each variant and each layout is taken once, not every variant on every layout. Of calls with a
-    given output, every other layout is taken, because their values are those of the form that allocates it.
+    Without the full set, each variant and each layout is taken once, not every variant on every layout. Of calls
+    with a given output, every other layout is taken, and of calls in place the first three, whose values are ordinary:
+    the form that allocates its result has the others.
     """
     if FULL:
         return None
-    layouts = LAYOUTS[::2] if op.out_names else LAYOUTS
+    layouts = LAYOUTS[::2] if op.out_names else LAYOUTS[:3] if op.inplace else LAYOUTS
     taken, met = [], set()
     own = list(samples(op, dtype, tritonite.device))
     if not any(sample.label.partition(" ")[0] in LAYOUTS for sample in own):

@@ -65,7 +65,7 @@ def assert_lists_served(prefixes, least):
 @EVERY_PAIR
 def test_foreach_steps_are_atens(case, dtype):
     kind, options = CASES[case]
-    steps = 20 if FULL or dtype is torch.float32 else 8
+    steps = 20 if FULL else 8
     shapes = [(3, 4), (5,)]
     ours, theirs = (made(kind, {"foreach": True, **options}, False, dtype, shapes) for _ in range(2))
     stepped(*theirs, range(steps))

@@ -9,7 +9,7 @@ import random
 import pytest
 import tiny_models
 import torch
-from conftest import FULL
+from conftest import FULL, every_second
 from torch import nn
 
 import tritonite
@@ -47,8 +47,7 @@ def steps_of(name):
     return model, given, eager, traced
 
 
-@pytest.mark.parametrize("fuse", (False, True), ids=("separate", "fused"))
-@pytest.mark.parametrize("name", MODELS)
+@every_second(("name", "fuse"), MODELS, (False, True))
 def test_a_training_step(name, fuse):
     model, given, eager, traced = steps_of(name)
     compiled = torch.compile(model, backend="tritonite", options={"fuse": fuse})
@@ -118,7 +117,7 @@ def calls_of_many_shapes():
     """Return a model, arguments of many shapes, and their logits: eager ones, and those of graphs run eagerly."""
     model = tiny_models.make("llama").eval()
     draw = random.Random(5)
-    shapes = [(draw.randrange(2, 5), draw.randrange(3, 40 if FULL else 12)) for _ in range(24 if FULL else 4)]
+    shapes = [(draw.randrange(2, 5), draw.randrange(3, 40 if FULL else 12)) for _ in range(24 if FULL else 3)]
     given = [torch.randint(3, 64, shape, device=tritonite.device) for shape in shapes]
     traced = torch.compile(model, backend="aot_eager", dynamic=True)
     with torch.no_grad(), tritonite.use_gems():
