@@ -223,10 +223,12 @@ def test_a_residual_and_sums(launched, tile):
     assert len(launched) == 1
 
 
-def test_a_program(launched, tile):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_program(dtype, launched, tile):
+    """The result has the program's dtype, which is float32 where autocast widens what a norm takes."""
     x, weight = drawn(2, 32, 7, 9, dtype=torch.float16), drawn(40, 32, 3, 3, dtype=torch.float16)
     like, vector = drawn(2, 40, 7, 9, dtype=torch.float16), torch.randn(40).to(x)
-    out = torch.full_like(like, math.nan)
+    out = torch.full_like(like, math.nan, dtype=dtype)
     made = ResultProgram.of(from_text(STEPS, 3, 1), out, (like, vector[:, None, None]), (1,))
     own = Epilogue(None, None, None, made, (volume(like), vector), (False, True))
     launch.convolve(volume(x), volume(weight), vector, volume(out), geometry_of(2, (1, 1), (1, 1)), "ieee", own)
