@@ -324,6 +324,9 @@ def test_wrapped_numbers_decline_as_numbers(device):
         assert (torch.ones(3, device=device).to(torch.complex64) * 2.0).dtype is torch.complex64
         assert (torch.ones((), dtype=torch.complex64, device=device) * 2.0).dtype is torch.complex64
         assert (torch.ones(3, dtype=torch.uint16, device=device) * 2.0).dtype is torch.float32
+        for x in (torch.ones(3, dtype=torch.uint16, device=device), torch.ones((), dtype=torch.uint16, device=device)):
+            with pytest.raises(NotImplementedError, match="not implemented for 'UInt16'"):
+                torch.sub(x, 1, alpha=7)
 
 
 @pytest.mark.declines("ATen refuses the call")

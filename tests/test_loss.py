@@ -313,3 +313,10 @@ def test_smooth_l1_gradients_divide_before_they_multiply_on_a_cpu():
     grad = torch.full_like(x, math.inf)
     found = same("smooth_l1_loss_backward", grad, x, torch.zeros_like(x), SUM, 1e300)
     assert found.isnan().tolist() == [True, False] * 8
+
+
+def test_huber_loss_of_an_infinite_distance(device):
+    """An infinite distance is not below an infinite delta: the loss is inf * (inf - inf)."""
+    x, y = (torch.tensor(each, device=device) for each in ([math.inf, -math.inf, 3.0, 0.5], [2.4, 2.4, math.inf, 0.0]))
+    for delta in (math.inf, 1.0):
+        assert same("huber_loss", x, y, NONE, delta).isnan().tolist() == [delta == math.inf] * 3 + [False]

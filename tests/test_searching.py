@@ -83,3 +83,18 @@ def test_isin_of_a_noncontiguous_matrix_of_few_tests_declines(device):
         assert served("isin.Tensor_Tensor")
         with pytest.raises(RuntimeError, match="view size"):
             torch.isin(x, tests[:4])
+
+
+@pytest.mark.parametrize("dtypes", [(torch.int16, torch.bfloat16), (torch.int64, torch.float32)], ids=str)
+def test_integers_that_round_are_left_to_aten(dtypes, device):
+    """ATen sorts elements and tests, and finds an element that rounds to the one before it."""
+    elements, tests = dtypes
+    x = (torch.arange(40, device=device) + 2 ** (10 if elements is torch.int16 else 30)).to(elements)
+    others = torch.zeros(50, dtype=tests, device=device)
+    expected = torch.isin(x, others)
+    with tritonite.use_gems(include="isin*"):
+        assert torch.equal(torch.isin(x, others), expected) and expected.any()
+        # Few tests are compared one by one, and these integers do not round.
+        assert not torch.isin(x, others[:3]).any() and not torch.isin(x.double(), others.double()).any()
+    counts = tritonite.stats()["isin.Tensor_Tensor"]
+    assert sum(counts.declined.values()) == 1 and counts.launched + counts.replayed == 2

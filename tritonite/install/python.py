@@ -105,6 +105,14 @@ def override(op: Op, kernel: Any, device: devices.Device) -> Callable[..., Any]:
     return call_on_device
 
 
+def _result_type(tensor: torch.Tensor, other: torch.Tensor) -> torch.dtype | None:
+    """Return the dtype that two tensors promote to, or None if they do not."""
+    try:
+        return torch.result_type(tensor, other)
+    except RuntimeError:
+        return None
+
+
 def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
     """Return a 0-d tensor that promotes with the other arguments as the bare number does."""
     others = [value for value in args if isinstance(value, torch.Tensor)]
@@ -118,7 +126,7 @@ def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
         # result_type raises for most dtypes with wide unsigned integers; the operator raises its own error.
         with contextlib.suppress(RuntimeError):
             as_number = torch.result_type(other, number)
-            if as_number != torch.result_type(other, tensor):
+            if as_number != _result_type(other, tensor):
                 tensor = tensor.to(as_number)
     return tensor
 

@@ -151,7 +151,7 @@ def smooth_l1_loss(self, target, reduction, beta, outs=()):
 def _huber(self, target, delta):
     distance = tl.abs(self - target)
     delta = delta.to(distance.dtype)
-    return tl.where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+    return tl.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
 
 
 _huber_loss = Loss.of(_huber, {(0, 1): _huber.formula}, parametric=True)

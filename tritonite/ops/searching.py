@@ -1,5 +1,7 @@
 """searchsorted, bucketize, isin."""
 
+import math
+
 import torch
 
 from tritonite.dtypes import NUMBERS, common_dtype, opmath
@@ -93,6 +95,13 @@ def _compared(elements, tests):
     return torch.promote_types(torch.float64 if number_type(elements) is float else torch.int64, tests.dtype)
 
 
+def _rounds(integers, dtype):
+    """Return whether a dtype is a float that does not have every number of an integer dtype."""
+    if integers.is_floating_point or not dtype.is_floating_point:
+        return False
+    return torch.iinfo(integers).bits > 1 - math.log2(torch.finfo(dtype).eps)
+
+
 def _isin(elements, tests, invert, outs):
     """Write whether elements are among tests: by comparisons, by a table of flags, or by a hash table."""
     given = [value for value in (elements, tests) if isinstance(value, torch.Tensor)]
@@ -104,6 +113,8 @@ def _isin(elements, tests, invert, outs):
     if few and len(row_major(tests.shape, [tests.stride()])[0]) > 1:
         raise Decline("a few tests whose strides are not those of a vector, for which ATen raises")
     dtype = _compared(elements, tests)
+    if isinstance(elements, torch.Tensor) and _sorted(elements, tests) and _rounds(elements.dtype, dtype):
+        raise Decline(f"{elements.dtype} elements in {dtype}, where ATen finds one that rounds to another of them")
     device = given[0].device
     (x, others) = (
         value if isinstance(value, torch.Tensor) else as_tensor(value, dtype, device) for value in (elements, tests)
