@@ -8,6 +8,7 @@ import atexit
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ import traceback
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+# Seconds after which a forked script is ended.
+LIMIT = 240
 
 
 def run(script, interpreted=True, anew=False, **variables):
@@ -78,6 +81,7 @@ def _serve():
 def _run(script, variables, output, errors):
     """Run a script in a forked process, with files for its output and its errors, and end the process."""
     status = 1
+    signal.alarm(LIMIT)
     os.dup2(output.fileno(), 1), os.dup2(errors.fileno(), 2)
     os.environ.update(variables)
     try:

@@ -93,10 +93,8 @@ def huge(value):
 
 
 def test_explain_allocates_nothing(path):
-    described, every = (
-        0,
-        [op for op in map(tritonite.overloads().get, names_on(path)) if not (op.out_names or op.inplace)],
-    )
+    named = map(tritonite.overloads().get, names_on(path))
+    described, every = 0, [op for op in named if not (op.out_names or op.inplace)]
     for op in every:
         for args, kwargs in itertools.islice(calls(op), 1):
             args, kwargs = pytree.tree_map(huge, (args, kwargs))

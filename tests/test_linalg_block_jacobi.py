@@ -74,13 +74,14 @@ def hard(name):
     return made[name].double().to(tritonite.device)
 
 
+SPECTRA = ("zeros", "identity", "ones", "hilbert", "rank 2", "graded columns", "graded rows", "nearly diagonal")
+SPECTRA += ("repeated", "reversed")
+
+
 @every_second(
     ("dtype", "name"),
     (torch.float32, torch.float64),
-    (
-        *("zeros", "identity", "ones", "hilbert", "rank 2", "graded columns", "graded rows", "nearly diagonal"),
-        *("repeated", "reversed"),
-    ),
+    SPECTRA,
 )
 def test_hard_spectra(name, dtype):
     x = hard(name)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import FULL
+from test_accuracy import report_failures
 
 from tritonite.testing import opinfo
 from tritonite.testing.verify import DTYPES, check_opinfo
@@ -32,5 +33,4 @@ def _functions():
 @pytest.mark.parametrize(("name", "dtype"), list(_functions()))
 def test_opinfo(name, dtype):
     limit = LIMIT if FULL or not _takes_lists(name) else 1
-    report = check_opinfo(name, opinfo.infos()[name], dtype, limit=limit, most_elements=MOST_ELEMENTS)
-    assert not report.failures, "\n".join(report.failures[:5])
+    report_failures(check_opinfo(name, opinfo.infos()[name], dtype, limit=limit, most_elements=MOST_ELEMENTS))

@@ -1,8 +1,8 @@
 """Gluon's language in plain Python: a warp group is a thread, a TMA copy is a function, and blocks are tensors.
 
 Kernels run so without a GPU, and show deadlocks, reads before a copy has arrived, and writes to buffers in use. Warp
-groups take turns, and where one synchronises it is drawn which goes on, or which copy arrives. Copies so arrive late,
-and wgmma products are computed when they are waited for.
+groups take turns: where one synchronises, a random group goes on, or a random copy arrives. So copies arrive late, and
+wgmma products are computed when they are waited for.
 """
 
 import functools

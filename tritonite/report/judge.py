@@ -123,8 +123,8 @@ def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str 
 
     Each distinct value of `exact` that the dtype cannot represent has one vote: the sign of the result's distance from
     that value rounded to nearest. Truncation makes half of the votes negative. Repeated values are not independent, and
-    results that are further away have errors of other causes, which they may share. Errors are
-    correlated, too, if nearly all of ATen's have one sign, as in products of a few rounded weights with many vectors.
+    results that are further away have errors of other causes, which they may share. Errors are correlated,
+    too, if nearly all of ATen's have one sign, as in products of a few rounded weights with many vectors.
     """
     dtype = actual.dtype
     if dtype.itemsize != 2:
