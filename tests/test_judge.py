@@ -130,6 +130,16 @@ def test_solutions_are_judged_by_their_residuals():
     assert "strides" in judge_residuals("_linalg_solve_ex", ((x, right), {}), [ours[0], x, *others[1:]], aten)
 
 
+@pytest.mark.parametrize("name", ["linalg_inv_ex", "linalg_cholesky_ex"])
+def test_only_matrices_close_to_singular_ones_may_fail(name):
+    """A pivot is 0 in one library, and roundoff in another."""
+    singular, regular = torch.ones(1, 3, 3), torch.eye(3)[None]
+    failed, passed = torch.tensor([3], dtype=torch.int32), torch.tensor([0], dtype=torch.int32)
+    for x, expected in ((singular, False), (regular, True)):
+        failure = judge_residuals(name, ((x,), {}), [x, failed], [x, passed])
+        assert (failure is not None) == expected
+
+
 SIXTEEN_BITS = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 

@@ -213,11 +213,13 @@ def _condition(x: torch.Tensor) -> torch.Tensor:
 
 
 def _justified(info: Sequence[torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
-    """Return a residual of codes: only matrices close to singular ones may have failed."""
-    if not info or not x.numel() or not bool(info[0].any()):
+    """Return a residual of codes, if there are any: only matrices close to singular ones may have failed."""
+    if not info:
         return []
-    near = _condition(x) * torch.finfo(x.dtype).eps > 1e-3
-    return [_must((info[0] == 0) | near)]
+    passed = info[0] == 0
+    if x.numel() and not bool(passed.all()):
+        passed |= _condition(x) * torch.finfo(x.dtype).eps > 1e-3
+    return [_must(passed)]
 
 
 def _unless_failed(residuals: list[torch.Tensor], info: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -235,13 +237,16 @@ def _of_cholesky(
     product = lower.double() @ lower.double().mT
     found = [units(product - given, norm(given), factor), _equal(lower.triu(1))]
     found = _unless_failed(found, info)
-    if info and bool(info[0].any()):
+    if not info:
+        return found
+    passed = info[0] == 0
+    if not bool(passed.all()):
         # The smallest eigenvalue of a matrix that failed is negative, or roundoff.
         finite = given.isfinite().flatten(-2).all(-1)
         least = torch.linalg.eigvalsh(torch.where(finite[..., None, None], given, 0.0)).amin(-1)
         roundoff = 30 * given.shape[-1] * torch.finfo(factor.dtype).eps * norm(given)
-        found.append(_must((info[0] == 0) | (least <= roundoff) | ~finite))
-    return found
+        passed |= (least <= roundoff) | ~finite
+    return [*found, _must(passed)]
 
 
 @facts.residuals("_cholesky_solve_helper")
