@@ -18,6 +18,7 @@ from tritonite import cli, devices
 from tritonite.errors import InvalidShapes, NoDevice
 from tritonite.install.override import installed
 from tritonite.runtime import compilation, progress
+from tritonite.warming import collect as collecting
 from tritonite.warming import state
 from tritonite.warming.collect import collect
 from tritonite.warming.warm import _variants, resized
@@ -146,6 +147,25 @@ def test_declined_calls_and_errors_of_the_function(device):
     with pytest.raises(ZeroDivisionError):
         gathered(lambda: 1 // 0)
     assert not installed() and compilation.collector() is None
+
+
+def test_calls_alike_are_recorded_once(device, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(collecting, "record_dry", lambda op, values: recorded.append(op.overload) or ((), None))
+    x, known = torch.ones(6, 4, device=device), set()
+
+    def layers(scale):
+        for _ in range(3):
+            torch.add(x, x, alpha=scale)
+
+    collector = compilation.Collector(target())
+    for scale in (2, 2, 2.0):
+        collect(layers, (scale,), {}, collector, known)
+    # An operand of its own, other sizes, other strides, another alignment, another dtype.
+    others = (x.clone(), x[:1], x.mT.contiguous().mT, torch.ones(25, device=device)[1:].view(6, 4), x.long())
+    for other in others:
+        collect(torch.add, (x, other), {}, collector, known)
+    assert recorded.count("add.Tensor") == 2 + len(others)
 
 
 def test_the_selection_in_force_decides(device):

@@ -107,14 +107,17 @@ def main() -> int:
     given = parser.parse_args()
     interpreted = tritonite.backend.interpreted
     dtypes = (torch.float32,) if interpreted else (torch.float32, torch.bfloat16)
-    found = {str(dtype).removeprefix("torch."): answers(dtype, given.prompts, given.new_tokens) for dtype in dtypes}
-    measured = {
-        "machine": dataclasses.asdict(run.machine(" ".join(["python", "tools/measure_models.py", *sys.argv[1:]]))),
-        "answers": found,
-        "speeds": [] if interpreted else speeds(given.rounds, given.new_tokens),
-    }
+    command = " ".join(["python", "tools/measure_models.py", *sys.argv[1:]])
+    found: dict[str, list[dict[str, Any]]] = {}
+    measured = {"machine": dataclasses.asdict(run.machine(command)), "answers": found, "speeds": []}
     given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps(measured, indent=1) + "\n")
+    for dtype in dtypes:
+        found[str(dtype).removeprefix("torch.")] = answers(dtype, given.prompts, given.new_tokens)
+        # After each dtype, so that an interrupted command leaves what it has found.
+        given.json.write_text(json.dumps(measured, indent=1) + "\n")
+    if not interpreted:
+        measured["speeds"] = speeds(given.rounds, given.new_tokens)
+        given.json.write_text(json.dumps(measured, indent=1) + "\n")
     right = all(
         smollm2.passes([smollm2.Answer(**each) for each in found[name]], getattr(torch, name)) for name in found
     )

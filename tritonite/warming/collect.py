@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -23,17 +23,29 @@ from tritonite.runtime.hollow import is_hollow
 from tritonite.runtime.opaque import OpaqueMode
 from tritonite.warming.state import Preserved
 
+# Kernels are specialised for addresses that so many bytes divide, and on some devices for storages of fewer bytes.
+_ALIGNMENT, _LARGE = 16, 2**31
+
 
 class _Collecting(OpaqueMode):
     """Records each call that a kernel would serve dry, and has ATen compute it.
 
-    An operator outside ATen, which ATen cannot compute, returns zeros.
+    Of calls that need the same kernels, as those of a model's equal layers, one is recorded. An operator outside ATen,
+    which ATen cannot compute, returns zeros.
     """
 
-    def __init__(self, selected: frozenset[str], settings: Settings, into: Collector, preserved: Preserved) -> None:
+    def __init__(
+        self,
+        selected: frozenset[str],
+        settings: Settings,
+        into: Collector,
+        preserved: Preserved,
+        recorded: set[Hashable],
+    ) -> None:
         super().__init__()
         self.failed: dict[str, str] = {}
         self._selected, self._settings, self._into, self._preserved = selected, settings, into, preserved
+        self._recorded = recorded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -46,7 +58,7 @@ class _Collecting(OpaqueMode):
         if outside is not None and direct.in_memory((*args, *kwargs.values())):
             return self._without_running(outside, func, args, kwargs)
         op = registry.overloads().get(name) if name in self._selected and computes(func) else None
-        if op is not None and direct.in_memory((*args, *kwargs.values())):
+        if op is not None and direct.in_memory((*args, *kwargs.values())) and self._is_new(name, args, kwargs):
             try:
                 self._record(op, args, kwargs)
             except Decline:
@@ -54,6 +66,14 @@ class _Collecting(OpaqueMode):
             except Exception as error:  # noqa: BLE001 - a call that ATen serves must not fail here
                 self.failed[name] = f"{type(error).__name__}: {error}"
         return self._preserved.run(func, args, kwargs)
+
+    def _is_new(self, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether no recorded call of an overload needs the same kernels. From now on one does."""
+        signature = _Signature()
+        key = overload, signature.of(args), signature.of(sorted(kwargs.items()))
+        is_new = not signature.is_complete or key not in self._recorded
+        self._recorded.add(key)
+        return is_new
 
     def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with contract.under(self._settings), collecting(self._into):
@@ -73,17 +93,53 @@ class _Collecting(OpaqueMode):
         return made[0] if len(made) == 1 else made or None
 
 
+class _Signature:
+    """What decides the kernels of a call: sizes, strides, dtypes, alignment and shared memory of tensors, and numbers.
+
+    Attributes:
+        is_complete: false if the contents of a tensor on the CPU may decide, too.
+    """
+
+    def __init__(self) -> None:
+        self.is_complete = True
+        # Numbers of storages by address, in the order of the call.
+        self._storages: dict[int, int] = {}
+
+    def of(self, value: Any) -> Hashable:
+        """Return the signature of an argument."""
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value)
+        if isinstance(value, (list, tuple)):
+            return tuple([self.of(each) for each in value])
+        # 1, 1.0 and True are equal.
+        return type(value), value
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
+        if tensor.device.type == "cpu" and not devices.current.host_memory:
+            self.is_complete = False
+        storage = tensor.untyped_storage()
+        shared = self._storages.setdefault(storage._cdata, len(self._storages))
+        aligned, is_large = tensor.data_ptr() % _ALIGNMENT, storage.nbytes() >= _LARGE
+        layout = tensor.device, tensor.shape, tensor.stride(), aligned, is_large
+        return tensor.dtype, *layout, tensor.requires_grad, shared
+
+
 def collect(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], into: Collector
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    into: Collector,
+    recorded: set[Hashable] | None = None,
 ) -> dict[str, str]:
     """Call a function, and note the kernels that its operators need. Returns errors of recordings by overload.
 
     The overrides in force decide which operators have kernels; if there are none, `enable()`'s default does. ATen
-    computes the results, which are dropped. State is preserved as `Preserved` says.
+    computes the results, which are dropped. State is preserved as `Preserved` says. `recorded` is shared by calls
+    whose kernels are noted in the same collector.
     """
     selected, settings = installed() or select(), contract.settings()
     preserved = Preserved()
-    mode = _Collecting(selected, settings, into, preserved)
+    mode = _Collecting(selected, settings, into, preserved, set() if recorded is None else recorded)
     # No override runs, so that ATen computes and this process compiles nothing.
     aten = use_gems(include=()) if devices.current.dispatch_key else contextlib.nullcontext()
     with aten, preserved.restored(function, args, kwargs), mode:
