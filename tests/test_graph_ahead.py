@@ -9,7 +9,7 @@ import tritonite
 from tritonite.errors import Unsupported
 from tritonite.graph import compiled, recording
 from tritonite.graph.ahead import Walk
-from tritonite.runtime.hollow import hollow
+from tritonite.runtime.hollow import DataUnknown, hollow, is_hollow
 
 
 def walked(recorded, inputs):
@@ -49,6 +49,31 @@ def test_a_walk_describes_what_runs(device, fuse):
     ran = [note.operator for note in plan.notes if not note.view and not note.reason]
     assert walk.served == ran and len(ran) >= 5 and any(note.operator == "geqrf" for note in plan.notes)
     assert layouts(outputs) == layouts(expected)
+
+
+def test_a_walk_reads_no_memory(device):
+    """ATen's operators get no tensor without memory, not even a view of one."""
+    weight = torch.randn(4, 3, device=device)
+    recorded = tritonite.record(lambda x: torch.geqrf(x @ weight)[0], options={"fuse": False})
+    x = torch.randn(2, 5, 4, device=device)
+    with torch.no_grad():
+        expected = recorded(x)
+    assert any(note.operator == "_unsafe_view" for note in recorded.graphs[0].plans[0].notes)
+    _, outputs = walked(recorded, [x])
+    assert layouts(outputs) == layouts([expected])
+
+
+@pytest.mark.parametrize("name", ["_unsafe_view", "view", "_reshape_alias", "as_strided", "detach", "alias", "split"])
+def test_views_of_a_tensor_without_memory_have_none(device, name):
+    given = {"_reshape_alias": ([3, 2], [2, 1]), "as_strided": ([3], [2]), "split": (1,), "detach": (), "alias": ()}
+    x = hollow((2, 3), (3, 1), torch.float32, device)
+    found = getattr(torch.ops.aten, name)(x, *given.get(name, ([3, 2],)))
+    for view in found if isinstance(found, (list, tuple)) else [found]:
+        assert is_hollow(view)
+        with pytest.raises(DataUnknown):
+            view + 1
+        with pytest.raises(DataUnknown):
+            torch.empty(view.shape, out=view)
 
 
 def test_a_walk_covers_both_passes_of_a_training_step(device, monkeypatch):

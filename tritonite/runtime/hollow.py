@@ -100,14 +100,16 @@ class _Hollow(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (
-            func.is_view or func.overloadpacket.__name__.removeprefix("new_").startswith(("empty", "_unsafe_view"))
-        ):
+        name = func.overloadpacket.__name__
+        # Its schema has no alias.
+        is_view = func.is_view or name == "_unsafe_view"
+        is_empty = name.removeprefix("new_").startswith("empty") and func._overloadname != "out"
+        if not is_view and not is_empty:
             decline_guarded(args, kwargs)
             raise DataUnknown
         args, kwargs = pytree.tree_map_only(cls, lambda tensor: tensor.plain, (args, kwargs or {}))
         results = func(*args, **kwargs)
-        return pytree.tree_map_only(torch.Tensor, _wrapped, results) if func.is_view else results
+        return pytree.tree_map_only(torch.Tensor, _wrapped, results) if is_view else results
 
 
 def _wrapped(tensor: torch.Tensor) -> torch.Tensor:
