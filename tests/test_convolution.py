@@ -291,6 +291,12 @@ def test_operators_of_cuda_only():
     close(found, (torch.conv2d(*wide[:2], wide[3]) + 0.5 * wide[2]).relu(), 32)
     with pytest.raises(Decline, match="an addend"):
         ops["cudnn_convolution_add_relu"](x, weight, x, None, bias, [1, 1], [0, 0], [1, 1], 1)
+    for short in range(3):
+        lists = [[1] if i == short else [1, 1] for i in range(3)]
+        with pytest.raises(Decline, match="does not have 2 elements"):
+            ops["cudnn_convolution_relu"](x, weight, bias, *lists, 1)
+    with pytest.raises(Decline, match="does not have 2 elements"):
+        ops["cudnn_convolution_transpose"](x, weight, [1, 1], [0], [2, 2], [1, 1], 1, False, False, False)
 
 
 def test_tf32_where_torch_allows_it(monkeypatch):

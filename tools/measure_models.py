@@ -28,6 +28,7 @@ from tritonite.demo import smollm2
 
 FILE = Path(__file__).parent.parent / "docs" / "benchmarks" / "smollm2.json"
 BATCHES = (1, 32)
+_FIRST_TOKENS = 4
 CACHES: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "static": {"cache_implementation": "static", "disable_compile": True},
@@ -38,7 +39,7 @@ def answers(dtype: torch.dtype, prompts: int, new_tokens: int) -> list[dict[str,
     """Return the answers to the first prompts, as dicts of smollm2.Answer."""
     model, tokenizer = smollm2.load(dtype)
     exact = None if dtype is torch.float32 else smollm2.load(torch.float32)[0]
-    _warm([(model, smollm2.encoded(tokenizer, prompt), new_tokens) for prompt in smollm2.PROMPTS[:prompts]])
+    _warm(model, [smollm2.encoded(tokenizer, prompt) for prompt in smollm2.PROMPTS[:prompts]])
     found = []
     for prompt in smollm2.PROMPTS[:prompts]:
         answer = smollm2.answer(model, tokenizer, prompt, new_tokens, in_float32=exact)
@@ -47,8 +48,9 @@ def answers(dtype: torch.dtype, prompts: int, new_tokens: int) -> list[dict[str,
     return found
 
 
-def _warm(generations: list[tuple[Any, ...]], **options: Any) -> None:
-    """Compile in processes what generations with these arguments would compile one kernel after another."""
+def _warm(model: Any, prompts: list[torch.Tensor], **options: Any) -> None:
+    """Compile in processes what a prompt and the first tokens need, which is nearly all that later tokens need."""
+    generations = [(model, ids, _FIRST_TOKENS) for ids in prompts]
     if not tritonite.backend.interpreted:
         with torch.inference_mode(), tritonite.use_gems():
             tritonite.warm(smollm2.greedy, shapes=generations, **options)
@@ -69,7 +71,8 @@ def speeds(rounds: int, new_tokens: int) -> list[dict[str, Any]]:
     for batch in BATCHES:
         for cache, options in CACHES.items():
             taken: dict[str, list[float]] = {name: [] for name in ways}
-            _warm([(own, ids.expand(batch, -1).contiguous(), new_tokens) for own in (model, patched)], **options)
+            for own in (model, patched):
+                _warm(own, [ids.expand(batch, -1).contiguous()], **options)
             for _ in range(rounds):
                 for name, (own, scope) in ways.items():
                     with scope():

@@ -26,6 +26,10 @@ def _cudnn(self, weight, bias, padding, stride, dilation, groups, transposed=Fal
     """Return the checked call of an operator that ATen serves with cuDNN, for images and volumes."""
     if self.dim() not in (4, 5):
         raise Decline(f"an input of {self.dim()} dimensions; 4 and 5 are served")
+    # ATen refuses shorter lists, or with relu reads beyond their end.
+    lists = (padding, stride, dilation, *((output_padding,) if transposed else ()))
+    if any(len(each) != self.dim() - 2 for each in lists):
+        raise Decline(f"a stride, padding or dilation that does not have {self.dim() - 2} elements")
     return Call(self, weight, sizes_of(bias), stride, padding, dilation, transposed, output_padding, groups)
 
 
