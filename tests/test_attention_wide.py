@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from conftest import covering
 from test_attention import _by_definition as by_definition
 from test_attention import _drawn as drawn
 from test_attention import _operands as operands
@@ -57,14 +58,18 @@ def compare(query, key, value, bias=None, causal=False, scale=None, resolution=2
         torch.testing.assert_close(own.double(), reference, atol=8 * resolution, rtol=8 * resolution)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("parts", "dtype"), covering(2, [False, True], [torch.float32, torch.float16, torch.bfloat16]), indirect=["parts"]
+)
 def test_results_and_gradients(parts, dtype):
     resolution = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     compare(*operands(B=2, S=20, T=33, D=264, V=320, dtype=dtype), resolution=resolution)
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("sizes", [(20, 33), (33, 20), (1, 1), (40, 40)], ids=str)
+@pytest.mark.parametrize(
+    ("parts", "sizes"), covering(2, [True, False], [(20, 33), (1, 1), (33, 20), (40, 40)]), indirect=["parts"]
+)
 def test_causal_masks_and_biases(parts, sizes):
     S, T = sizes
     query, key, value = operands(S=S, T=T, D=512)

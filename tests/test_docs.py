@@ -61,7 +61,7 @@ def run(script, folder):
         done = subprocess.run(command, cwd=folder, env=environment, check=False, **kept)
         return done.returncode, done.stdout, done.stderr
     forking, outputs = multiprocessing.get_context("forkserver"), (folder / "output", folder / "errors")
-    forking.set_forkserver_preload(["pytest", "torch", "tritonite"])
+    forking.set_forkserver_preload(["pytest", "torch", "tritonite", "torch._dynamo"])
     process = forking.Process(target=_run, args=(script, folder, environment, outputs))
     process.start()
     process.join(300)

@@ -60,7 +60,6 @@ def checks(cases: Cases, count: int, providers: Sequence[str], jobs: int) -> Gen
     checked. A case that kills its process fails, and a new process continues. The check is None for a case that ran out
     of memory next to the others; the process that times cases will check it.
     """
-    context = multiprocessing.get_context("spawn")
     busy, idle = list[_Worker](), list[_Worker]()
     try:
         for wave in waves(count, jobs):
@@ -69,7 +68,7 @@ def checks(cases: Cases, count: int, providers: Sequence[str], jobs: int) -> Gen
             waiting = collections.deque(wave)
             while waiting or busy:
                 while waiting and len(busy) < jobs:
-                    busy.append(idle.pop() if idle else _Worker(context, (cases, tuple(providers), jobs)))
+                    busy.append(idle.pop() if idle else _Worker((cases, tuple(providers), jobs)))
                     busy[-1].begin(waiting.popleft())
                 ready = multiprocessing.connection.wait([worker.connection for worker in busy], 1.0)
                 for worker in list(busy):
@@ -94,10 +93,9 @@ class _Worker:
     index: int
     began: float
 
-    def __init__(self, context: Any, of: tuple[Cases, tuple[str, ...], int]) -> None:
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, *of), daemon=True)
-        processes.start(self.process)
+    def __init__(self, of: tuple[Cases, tuple[str, ...], int]) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        self.process = processes.start(_work, theirs, *of)
         theirs.close()
         self.usable = True
 

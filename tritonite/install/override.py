@@ -103,7 +103,8 @@ def _selected(include: tuple[Name, ...] | None, exclude: tuple[Name, ...] | None
     # An overload that is not verified on this kind of device has to be named, or to match a glob.
     named = [pattern for pattern in include or () if isinstance(pattern, str)]
     verified = {name for name in chosen if registry.overloads()[name].verified}
-    chosen = frozenset(name for name in chosen if name in verified or any(_names(each, name) for each in named))
+    unverified = tuple(chosen - verified)
+    chosen = frozenset(verified.union(*[_named(each, unverified) for each in named] if unverified else ()))
     return Selection(chosen if exclude is None else chosen - _match(exclude))
 
 
@@ -114,7 +115,7 @@ def _match(patterns: Iterable[Name]) -> frozenset[str]:
 def _match_one(pattern: Name) -> frozenset[str]:
     table = registry.overloads()
     function = names.function_named(pattern) if isinstance(pattern, str) else names.known_function(pattern)
-    found = {name for name in table if isinstance(pattern, str) and _names(pattern, name)}
+    found = _named(pattern, tuple(table)) if isinstance(pattern, str) else set()
     if function is not None and not (found and isinstance(function, torch._ops.OpOverload)):
         found |= names.reached(function)
     if not found:
@@ -130,16 +131,25 @@ def unknown(name: Name, hint: str = "") -> UnknownOperator:
     return UnknownOperator(name=text, hint=hint or did_you_mean(text, known))
 
 
-def _names(pattern: str, overload: str) -> bool:
-    """Return whether a name or glob matches an overload.
+def _named(pattern: str, overloads: tuple[str, ...]) -> set[str]:
+    """Return the overloads that a name or glob matches.
 
     A name without an overload matches all, in-place ones too; "add.default" matches the unnamed overload only.
     """
-    found = _spellings(overload)
-    # A name is looked for as it is: matching it as a glob with every overload takes long.
-    return pattern in found or (
-        any(mark in pattern for mark in "*?[") and any(fnmatch.fnmatchcase(text, pattern) for text in found)
-    )
+    found = set(_by_spelling(overloads).get(pattern, ()))
+    if any(mark in pattern for mark in "*?["):
+        found |= {name for name in overloads if any(fnmatch.fnmatchcase(text, pattern) for text in _spellings(name))}
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _by_spelling(overloads: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the overloads of each of their names."""
+    found: dict[str, list[str]] = {}
+    for name in overloads:
+        for text in _spellings(name):
+            found.setdefault(text, []).append(name)
+    return found
 
 
 @functools.cache

@@ -135,8 +135,7 @@ def fuzz(
     """
     chosen = chosen_names(names).shuffled(seed)
     end = time.monotonic() + seconds
-    context = multiprocessing.get_context("spawn")
-    workers = {i: _Worker(context, chosen, seed, i, (processes, turns), _Task(0)) for i in range(processes)}
+    workers = {i: _Worker(chosen, seed, i, (processes, turns), _Task(0)) for i in range(processes)}
     try:
         while workers:
             ready = multiprocessing.connection.wait([worker.connection for worker in workers.values()], 1.0)
@@ -154,7 +153,7 @@ def fuzz(
                     del workers[i]
                     task = worker.next
                     if task is not None and (task.way != "check" or not (late or task.turn == turns)):
-                        workers[i] = _Worker(context, chosen, seed, i, (processes, turns), task, worker.unstarted)
+                        workers[i] = _Worker(chosen, seed, i, (processes, turns), task, worker.unstarted)
     finally:
         for worker in workers.values():
             worker.end()
@@ -186,7 +185,6 @@ class _Worker:
 
     def __init__(
         self,
-        context: Any,
         chosen: Chosen,
         seed: int,
         index: int,
@@ -194,11 +192,12 @@ class _Worker:
         task: _Task,
         second: bool = False,
     ) -> None:
-        self.connection, theirs = context.Pipe(duplex=False)
+        self.connection, theirs = multiprocessing.Pipe(duplex=False)
         self.task, self.second, self.unstarted, self.finished = task, second, False, False
-        self.process = context.Process(target=_work, args=(theirs, chosen, seed, index, *steps, task), daemon=True)
-        with mock.patch.dict(os.environ, _HEAP_CHECK if task.way == "aten" else {}):
-            start(self.process)
+        # The heap is checked by variables that a process reads when it begins.
+        checked = task.way == "aten"
+        with mock.patch.dict(os.environ, _HEAP_CHECK if checked else {}):
+            self.process = start(_work, theirs, chosen, seed, index, *steps, task, anew=checked)
         theirs.close()
         self.seed, self.turn, self.heard, self.ended = seed, task.turn, time.monotonic(), False
         self.at: tuple[str, int, str, str] | None = None
