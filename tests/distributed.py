@@ -1,10 +1,9 @@
 """A training step on several processes, which test_distributed.py starts.
 
-Usage: python distributed.py RANK PROCESSES FILE. Prints "equal" if all of Tritonite's steps give ATen's parameters.
+`main` runs in each process, and raises unless all of Tritonite's steps give ATen's parameters.
 """
 
 import copy
-import sys
 
 import torch
 import torch.distributed as dist
@@ -73,6 +72,7 @@ def assert_same(found, expected, prefixes, case):
 
 
 def main(rank, processes, file):
+    """Run as one of the processes of a group, which meet at a file."""
     if tritonite.device == "cuda":
         torch.cuda.set_device(rank)
     device = torch.device(tritonite.device, rank) if tritonite.device == "cuda" else torch.device("cpu")
@@ -98,8 +98,3 @@ def main(rank, processes, file):
             clipped = "tritonite::clip_grad" if make is replicated else "_foreach"
             assert_same(found, expected, clipped, (make.__name__, "clip"))
     dist.destroy_process_group()
-    print("equal")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,9 +1,7 @@
 """Cross entropy over shards of a vocabulary on several processes, which test_linear_cross_entropy.py starts.
 
-Usage: python distributed_losses.py RANK PROCESSES FILE. Prints "equal" if the results are those of the whole.
+`main` runs in each process, and raises unless the results are those of the whole.
 """
-
-import sys
 
 import torch
 import torch.distributed as dist
@@ -25,6 +23,7 @@ def operands(device):
 
 
 def main(rank, processes, file):
+    """Run as one of the processes of a group, which meet at a file."""
     if tritonite.device == "cuda":
         torch.cuda.set_device(rank)
     device = torch.device(tritonite.device, rank) if tritonite.device == "cuda" else torch.device("cpu")
@@ -48,8 +47,3 @@ def main(rank, processes, file):
             torch.testing.assert_close(shard[0].grad, whole[0].grad)
             torch.testing.assert_close([each.grad for each in shard[1:]], [each.grad[own] for each in whole[1:]])
     dist.destroy_process_group()
-    print("equal")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

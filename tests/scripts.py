@@ -43,6 +43,33 @@ def run(script, interpreted=True, anew=False, **variables):
     return output
 
 
+_RANKS = """
+import multiprocessing, time, {module}
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context({method!r})
+    started = [context.Process(target={module}.main, args=(rank, {count}, {file!r})) for rank in range({count})]
+    for process in started:
+        process.start()
+    # One that has failed leaves the other waiting for it.
+    while any(process.is_alive() for process in started) and not any(process.exitcode for process in started):
+        time.sleep(0.05)
+    codes = [process.exitcode for process in started]
+    for process in started:
+        process.kill()
+        process.join()
+    assert codes == [0] * {count}, codes
+"""
+
+
+def run_ranks(module, count, file):
+    """Call main(rank, count, file) of a module of the tests in `count` processes of a group. Fails if one fails."""
+    import tritonite
+
+    method = "fork" if tritonite.device == "cpu" else "spawn"
+    run(_RANKS.format(module=module, method=method, count=count, file=str(file)))
+
+
 def _environment(interpreted):
     own = {"PYTHONPATH": os.pathsep.join((str(FOLDER.parent), str(FOLDER), *sys.path))}
     return os.environ | own | ({} if interpreted else {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""})

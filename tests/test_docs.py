@@ -61,7 +61,8 @@ def run(script, folder):
         done = subprocess.run(command, cwd=folder, env=environment, check=False, **kept)
         return done.returncode, done.stdout, done.stderr
     forking, outputs = multiprocessing.get_context("forkserver"), (folder / "output", folder / "errors")
-    forking.set_forkserver_preload(["pytest", "torch", "tritonite", "torch._dynamo"])
+    # Some scripts compile, and some have models of transformers. What is not installed is passed over.
+    forking.set_forkserver_preload(["pytest", "tritonite", "torch._dynamo", "transformers.models.bert.modeling_bert"])
     process = forking.Process(target=_run, args=(script, folder, environment, outputs))
     process.start()
     process.join(300)

@@ -1,15 +1,13 @@
 """Cross entropy over a linear head against torch's in float64: chunks, gradients, shards, errors, transforms."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 from compositions import agree, close, normal
 from conftest import every_second
+from scripts import run_ranks
 
 import tritonite
 from tritonite import devices, fused
@@ -18,7 +16,6 @@ from tritonite.errors import Unsupported
 from tritonite.testing.compositions import losses
 
 library = torch.ops.tritonite
-FILE = Path(__file__).with_name("distributed_losses.py")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 REDUCTIONS = ["mean", "sum", "none"]
 TERMS = [
@@ -362,17 +359,4 @@ def test_vmap():
 @pytest.mark.skipif(tritonite.device == "cuda" and torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_shards_of_the_vocabulary_on_two_processes_are_the_whole(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(FILE.parent.parent), "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(FILE), str(rank), "2", str(tmp_path / "store")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in started:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0 and output.endswith("equal\n"), output
+    run_ranks("distributed_losses", 2, tmp_path / "store")

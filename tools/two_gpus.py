@@ -16,9 +16,9 @@ import dataclasses
 import datetime
 import json
 import math
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -150,22 +150,34 @@ def _on_all(way: Way, case: Case, on: bool, expected: tuple[float, Gradients]) -
     return joined(everyones, set(expected[1]))
 
 
-def start(arguments: Sequence[str]) -> int:
+def start(options: argparse.Namespace) -> int:
     """Start the processes of a group on this machine. Return the largest exit status."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    shared = os.environ | address | {"WORLD_SIZE": str(PROCESSES)}
-    command = [sys.executable, __file__, *arguments]
-    running = [subprocess.Popen(command, env=shared | {"RANK": str(rank)}) for rank in range(PROCESSES)]
+    shared = address | {"WORLD_SIZE": str(PROCESSES)}
+    # A fork has imported everything, which takes longer than a tiny model's steps. A GPU's driver does not survive one.
+    context: Any = multiprocessing.get_context("fork" if options.device == "cpu" else "spawn")
+    running = [
+        context.Process(target=_ranked, args=(shared | {"RANK": str(rank)}, options)) for rank in range(PROCESSES)
+    ]
     try:
+        for process in running:
+            process.start()
         # One that has crashed leaves the other waiting for it.
-        while any(process.poll() is None for process in running) and not any(each.returncode for each in running):
+        while any(process.is_alive() for process in running) and not any(each.exitcode for each in running):
             time.sleep(0.1)
-        return max(abs(process.returncode or 0) for process in running)
+        return max(abs(process.exitcode or 0) for process in running)
     finally:
         for process in running:
-            process.kill()
+            if process.is_alive():
+                process.kill()
+
+
+def _ranked(variables: dict[str, str], options: argparse.Namespace) -> None:
+    """Run as a process of a group that `start` has started."""
+    os.environ.update(variables)
+    sys.exit(worker(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -187,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
         raise SystemExit(f"--device {options.device}: Tritonite runs on {tritonite.device} here")
     if options.device == "cuda" and torch.cuda.device_count() < PROCESSES:
         raise SystemExit(f"this machine has {torch.cuda.device_count()} of {PROCESSES} GPUs")
-    return worker(options) if "RANK" in os.environ else start(arguments)
+    return worker(options) if "RANK" in os.environ else start(options)
 
 
 if __name__ == "__main__":
