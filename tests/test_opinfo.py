@@ -10,8 +10,8 @@ from tritonite.testing.verify import DTYPES, check_opinfo
 
 pytestmark = pytest.mark.usefixtures("registered_once")
 
-# Without the full set, every function runs in two dtypes on two samples.
-LIMIT = None if FULL else 2
+# Without the full set, every function runs in two dtypes on three samples.
+LIMIT = None if FULL else 3
 # A sample of a million elements takes the interpreter half a minute.
 MOST_ELEMENTS = None if FULL else 2**16
 OPINFO_DTYPES = DTYPES if FULL else (torch.bfloat16, torch.int32)

@@ -14,11 +14,11 @@ import tritonite
 def start(function: Callable[..., None], *args: Any, anew: bool = False) -> Any:
     """Start a process that calls a function, and ignores Ctrl-C, which a terminal sends to every process of a command.
 
-    In the interpreter it is forked from a process that has imported tritonite, which takes longer than many tasks. With
-    a GPU, whose driver does not survive a fork, or if it is asked for, it begins `anew`. A task that is a child of this
-    process, and a connection among its arguments, work either way.
+    In the interpreter it is forked from a process that has imported tritonite, because the import takes longer than
+    many tasks. A GPU's driver does not survive a fork, so there a process begins `anew`, as it does if that is asked
+    for. Arguments are pickled, and connections may be among them.
 
-    Returns the multiprocessing process.
+    Returns the process.
     """
     anew = anew or not tritonite.backend.interpreted
     context: Any = multiprocessing.get_context("spawn" if anew else "forkserver")

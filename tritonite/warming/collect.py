@@ -23,7 +23,7 @@ from tritonite.runtime.hollow import is_hollow
 from tritonite.runtime.opaque import OpaqueMode
 from tritonite.warming.state import Preserved
 
-# Kernels are specialised for addresses that so many bytes divide, and on some devices for storages of fewer bytes.
+# Kernels are specialised for addresses that 16 bytes divide, and on some devices for storages below 2 GiB.
 _ALIGNMENT, _LARGE = 16, 2**31
 
 
@@ -94,7 +94,7 @@ class _Collecting(OpaqueMode):
 
 
 class _Signature:
-    """What decides the kernels of a call: sizes, strides, dtypes, alignment and shared memory of tensors, and numbers.
+    """The facts that decide a call's kernels: its numbers, and of tensors layout, dtype, alignment and common storages.
 
     Attributes:
         is_complete: false if the contents of a tensor on the CPU may decide, too.

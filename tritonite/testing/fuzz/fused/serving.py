@@ -43,8 +43,8 @@ def _attention(drawer: Drawer, name: str) -> FusedCall:
     # Gradients by scores are differences from the rounded output's, which nearly cancel where few keys have weight. If
     # one key has nearly all of it, the whole gradient of a query may be the roundoff of such a difference.
     few = keys < 16 or given["window"] is not None or "sinks" in given or "attn_mask" in given
-    slack, size = (8 * _OF_PRODUCTS, 0.02) if few else (2 * _OF_PRODUCTS, 1e-3)
-    return FusedCall(name, given, attention.attention, contiguous=False, slack=slack, size=size)
+    slack, least = (8 * _OF_PRODUCTS, 0.02) if few else (2 * _OF_PRODUCTS, 1e-3)
+    return FusedCall(name, given, attention.attention, contiguous=False, slack=slack, size=least)
 
 
 @draws("mla_decode")
