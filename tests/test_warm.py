@@ -161,8 +161,8 @@ def test_calls_alike_are_recorded_once(device, monkeypatch):
     collector = compilation.Collector(target())
     for scale in (2, 2, 2.0):
         collect(layers, (scale,), {}, collector, known)
-    # An operand of its own, other sizes, other strides, another alignment, another dtype.
-    others = (x.clone(), x[:1], x.mT.contiguous().mT, torch.ones(25, device=device)[1:].view(6, 4), x.long())
+    # Memory of its own, memory further on, other sizes, other strides, another alignment, another dtype.
+    others = (x.clone(), x[1:2], x[:1], x.mT.contiguous().mT, torch.ones(25, device=device)[1:].view(6, 4), x.long())
     for other in others:
         collect(torch.add, (x, other), {}, collector, known)
     assert recorded.count("add.Tensor") == 2 + len(others)

@@ -101,7 +101,7 @@ class _Hollow(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        # Its schema has no alias.
+        # The schema of _unsafe_view names no alias.
         is_view = func.is_view or name == "_unsafe_view"
         is_empty = name.removeprefix("new_").startswith("empty") and func._overloadname != "out"
         if not is_view and not is_empty:

@@ -102,8 +102,8 @@ class _Signature:
 
     def __init__(self) -> None:
         self.is_complete = True
-        # Numbers of storages by address, in the order of the call.
-        self._storages: dict[int, int] = {}
+        # By storage, its number in the order of the call, and the address of the first tensor in it.
+        self._storages: dict[int, tuple[int, int]] = {}
 
     def of(self, value: Any) -> Hashable:
         """Return the signature of an argument."""
@@ -118,10 +118,10 @@ class _Signature:
         if tensor.device.type == "cpu" and not devices.current.host_memory:
             self.is_complete = False
         storage = tensor.untyped_storage()
-        shared = self._storages.setdefault(storage._cdata, len(self._storages))
-        aligned, is_large = tensor.data_ptr() % _ALIGNMENT, storage.nbytes() >= _LARGE
-        layout = tensor.device, tensor.shape, tensor.stride(), aligned, is_large
-        return tensor.dtype, *layout, tensor.requires_grad, shared
+        address = tensor.data_ptr()
+        number, first = self._storages.setdefault(storage._cdata, (len(self._storages), address))
+        memory = address % _ALIGNMENT, storage.nbytes() >= _LARGE, number, address - first
+        return tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad, *memory
 
 
 def collect(
