@@ -345,8 +345,17 @@ CLASSICS: dict[str, tuple[str, torch.dtype, list[Shape]]] = {
 
 def representative(packet: str) -> Op:
     """Return the overload that stands for an operator: functional if there is one, with the most tensors."""
-    ops = [op for op in tritonite.overloads().values() if op.packet == packet]
-    return max(ops, key=lambda op: (not op.out_names, not op.inplace, sum(op.takes_tensors), op.overload))
+    table = tritonite.overloads()
+    return table[_representatives(tuple(table))[packet]]
+
+
+@functools.lru_cache(maxsize=8)
+def _representatives(overloads: tuple[str, ...]) -> dict[str, str]:
+    """Return by operator the overload that stands for it."""
+    ops = [tritonite.overloads()[name] for name in overloads]
+    ops.sort(key=lambda op: (not op.out_names, not op.inplace, sum(op.takes_tensors), op.overload))
+    # The last one of an operator is kept.
+    return {op.packet: op.overload for op in ops}
 
 
 def _alike(op: Op, shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
