@@ -25,9 +25,9 @@ def parts(request, monkeypatch):
         monkeypatch.setattr(wide, "WIDE_BLOCK", 16)
 
 
-def either_way(name, orders, values):
-    """Parametrize a test by all `parts` and values, or without the full set by half of them."""
-    cases = covering(2, orders, values)
+def with_parts(name, values):
+    """Parametrize a test by `parts` and values, or without the full set by half of the combinations."""
+    cases = covering(2, [False, True], values)
     ids = [f"{'parts' if part else 'whole'}-{value}" for part, value in cases]
     return pytest.mark.parametrize(("parts", name), cases, ids=ids, indirect=["parts"])
 
@@ -65,14 +65,14 @@ def compare(query, key, value, bias=None, causal=False, scale=None, resolution=2
         torch.testing.assert_close(own.double(), reference, atol=8 * resolution, rtol=8 * resolution)
 
 
-@either_way("dtype", [False, True], [torch.float32, torch.float16, torch.bfloat16])
+@with_parts("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_results_and_gradients(parts, dtype):
     resolution = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     compare(*operands(B=2, S=20, T=33, D=264, V=320, dtype=dtype), resolution=resolution)
 
 
 @pytest.mark.smoke
-@either_way("sizes", [True, False], [(20, 33), (1, 1), (33, 20), (40, 40)])
+@with_parts("sizes", [(1, 1), (20, 33), (40, 40), (33, 20)])
 def test_causal_masks_and_biases(parts, sizes):
     S, T = sizes
     query, key, value = operands(S=S, T=T, D=512)

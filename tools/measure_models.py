@@ -28,7 +28,8 @@ from tritonite.demo import smollm2
 
 FILE = Path(__file__).parent.parent / "docs" / "benchmarks" / "smollm2.json"
 BATCHES = (1, 32)
-_FIRST_TOKENS = 4
+# Tokens of a generation whose kernels are compiled before it is measured.
+_WARMED_TOKENS = 4
 CACHES: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "static": {"cache_implementation": "static", "disable_compile": True},
@@ -50,7 +51,7 @@ def answers(dtype: torch.dtype, prompts: int, new_tokens: int) -> list[dict[str,
 
 def _warm(model: Any, prompts: list[torch.Tensor], **options: Any) -> None:
     """Compile in processes what a prompt and the first tokens need, which is nearly all that later tokens need."""
-    generations = [(model, ids, _FIRST_TOKENS) for ids in prompts]
+    generations = [(model, ids, _WARMED_TOKENS) for ids in prompts]
     if not tritonite.backend.interpreted:
         with torch.inference_mode(), tritonite.use_gems():
             tritonite.warm(smollm2.greedy, shapes=generations, **options)

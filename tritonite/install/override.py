@@ -104,7 +104,7 @@ def _selected(include: tuple[Name, ...] | None, exclude: tuple[Name, ...] | None
     named = [pattern for pattern in include or () if isinstance(pattern, str)]
     verified = {name for name in chosen if registry.overloads()[name].verified}
     unverified = tuple(chosen - verified)
-    chosen = frozenset(verified.union(*[_named(each, unverified) for each in named] if unverified else ()))
+    chosen = frozenset(verified.union(*[_named(each, unverified) for each in named]))
     return Selection(chosen if exclude is None else chosen - _match(exclude))
 
 

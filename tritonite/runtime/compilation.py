@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -278,11 +278,18 @@ class Needed(NamedTuple):
 
 
 class Collector:
-    """The kernels that calls recorded dry need on a target, each once."""
+    """The kernels that calls recorded dry need on a target, each once.
+
+    Attributes:
+        target: the target that the kernels are compiled for.
+        needed: the kernels by `key_of`.
+        recorded: signatures of recorded calls. A further call with one of them needs no other kernels.
+    """
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
         self.needed: dict[str, Needed] = {}
+        self.recorded: set[Hashable] = set()
 
     def add(self, source: Any, options: dict[str, Any], load: Callable[[], object]) -> None:
         """Note a kernel, unless it is noted already."""

@@ -34,18 +34,10 @@ class _Collecting(OpaqueMode):
     which ATen cannot compute, returns zeros.
     """
 
-    def __init__(
-        self,
-        selected: frozenset[str],
-        settings: Settings,
-        into: Collector,
-        preserved: Preserved,
-        recorded: set[Hashable],
-    ) -> None:
+    def __init__(self, selected: frozenset[str], settings: Settings, into: Collector, preserved: Preserved) -> None:
         super().__init__()
         self.failed: dict[str, str] = {}
         self._selected, self._settings, self._into, self._preserved = selected, settings, into, preserved
-        self._recorded = recorded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,9 +62,9 @@ class _Collecting(OpaqueMode):
     def _is_new(self, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether no recorded call of an overload needs the same kernels. From now on one does."""
         signature = _Signature()
-        key = overload, signature.of(args), signature.of(sorted(kwargs.items()))
-        is_new = not signature.is_complete or key not in self._recorded
-        self._recorded.add(key)
+        key = overload, self._settings.bits, signature.of(args), signature.of(sorted(kwargs.items()))
+        is_new = not signature.is_complete or key not in self._into.recorded
+        self._into.recorded.add(key)
         return is_new
 
     def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,21 +117,16 @@ class _Signature:
 
 
 def collect(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    into: Collector,
-    recorded: set[Hashable] | None = None,
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], into: Collector
 ) -> dict[str, str]:
     """Call a function, and note the kernels that its operators need. Returns errors of recordings by overload.
 
     The overrides in force decide which operators have kernels; if there are none, `enable()`'s default does. ATen
-    computes the results, which are dropped. State is preserved as `Preserved` says. `recorded` is shared by calls
-    whose kernels are noted in the same collector.
+    computes the results, which are dropped. State is preserved as `Preserved` says.
     """
     selected, settings = installed() or select(), contract.settings()
     preserved = Preserved()
-    mode = _Collecting(selected, settings, into, preserved, set() if recorded is None else recorded)
+    mode = _Collecting(selected, settings, into, preserved)
     # No override runs, so that ATen computes and this process compiles nothing.
     aten = use_gems(include=()) if devices.current.dispatch_key else contextlib.nullcontext()
     with aten, preserved.restored(function, args, kwargs), mode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,9 +91,8 @@ def warm(
         raise NoDevice
     begin, collector = time.perf_counter(), Collector(driver.active.get_current_target())
     failed: dict[str, str] = {}
-    recorded = set[Hashable]()
     for given, named in variants:
-        failed |= collect(function, given, named, collector, recorded)
+        failed |= collect(function, given, named, collector)
     needed = list(collector.needed.values())
     compiled, broken = compile_all(needed, collector.target, jobs, failed)
     for each in needed:
