@@ -1,6 +1,6 @@
 """Measure SmolLM2's answers and its speed of decoding, and write docs/benchmarks/smollm2.json.
 
-    python tools/measure_models.py [--json FILE] [--new-tokens 64] [--rounds 5] [--prompts 8]
+    python tools/measure_models.py [--json FILE] [--new-tokens 64] [--rounds 5] [--prompts 8] [--only answers|speeds]
 
 Answers are greedy, in float32 and bfloat16, by ATen and by Tritonite. Speeds are tokens a second of generation in
 bfloat16 at batch 1 and 32, by ATen, by Tritonite, and by Tritonite with a patched model. In the interpreter only
@@ -108,18 +108,21 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=len(smollm2.PROMPTS))
+    parser.add_argument("--only", choices=("answers", "speeds"))
     given = parser.parse_args()
     interpreted = tritonite.backend.interpreted
-    dtypes = (torch.float32,) if interpreted else (torch.float32, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,) if interpreted else (torch.float32, torch.bfloat16)
+    if given.only == "speeds":
+        dtypes = ()
     command = " ".join(["python", "tools/measure_models.py", *sys.argv[1:]])
     found: dict[str, list[dict[str, Any]]] = {}
-    measured = {"machine": dataclasses.asdict(run.machine(command)), "answers": found, "speeds": []}
+    measured: dict[str, Any] = {"machine": dataclasses.asdict(run.machine(command)), "answers": found, "speeds": []}
     given.json.parent.mkdir(parents=True, exist_ok=True)
     for dtype in dtypes:
         found[str(dtype).removeprefix("torch.")] = answers(dtype, given.prompts, given.new_tokens)
         # After each dtype, so that an interrupted command leaves what it has found.
         given.json.write_text(json.dumps(measured, indent=1) + "\n")
-    if not interpreted:
+    if not interpreted and given.only != "answers":
         measured["speeds"] = speeds(given.rounds, given.new_tokens)
         given.json.write_text(json.dumps(measured, indent=1) + "\n")
     right = all(
