@@ -258,4 +258,10 @@ Traceback (most recent call last):
 RuntimeError: PassManager::run failed"""
     place = "tritonite/engine/gemm/select.py:12, in choose"
     assert processes._reason(errors) == f"RuntimeError: PassManager::run failed ({place})"
+    # PyTorch's errors of CUDA end with hints that are not indented.
+    hints = "\nSearch for `cudaErrorMemoryAllocation' in the manual.\nCompile with `TORCH_USE_CUDA_DSA`.\n"
+    found = processes._reason(errors.replace("PassManager::run failed", "CUDA error: out of memory") + hints)
+    assert found == f"RuntimeError: CUDA error: out of memory ({place})" and processes.memory_is_full(found)
+    assert processes.memory_is_full("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    assert not processes.memory_is_full("CUDA error: an illegal memory access was encountered")
     assert processes._reason("ValueError: no\n") == "ValueError: no" and processes._reason("") == ""

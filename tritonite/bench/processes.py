@@ -16,6 +16,8 @@ from typing import Any
 from tritonite.bench.turns import Turns
 
 _LONGEST_REASON = 200
+# What errors of CUDA, PyTorch and cuBLAS say where a device's memory is full.
+_FULL = ("out of memory", "ALLOC_FAILED")
 # A frame of a traceback within the package.
 _FRAME = re.compile(r'^ *File ".*?/(tritonite/[^"]*)", line (\d+), in (\S+)', re.MULTILINE)
 
@@ -55,6 +57,11 @@ def answer(
     return parsed(output)
 
 
+def memory_is_full(reason: str) -> bool:
+    """Return whether the text of an error says that a device's memory is full."""
+    return any(text in reason for text in _FULL)
+
+
 def parsed(output: str) -> dict[str, Any]:
     """Return the answer in the last line of a process's output, or a failure."""
     lines = output.strip().splitlines()
@@ -66,9 +73,15 @@ def parsed(output: str) -> dict[str, Any]:
 
 
 def _reason(errors: str) -> str:
-    """Return the last line of a traceback that names an error, and where in this package it was raised."""
-    lines = [line for line in errors.strip().splitlines() if line and not line.startswith((" ", "\t"))]
+    """Return the first line of the last error's message, and where in this package it was raised.
+
+    Messages of CUDA's errors have several lines, and the last ones are hints.
+    """
+    lines = [line for line in errors.strip().splitlines() if line]
     if not lines:
         return ""
+    indented = [line.startswith((" ", "\t")) for line in lines]
+    starts = [i for i, line in enumerate(lines) if not indented[i] and (i == 0 or indented[i - 1])]
+    start = starts[-1] if starts and starts[-1] else len(lines) - 1
     places = [f"{path}:{line}, in {name}" for path, line, name in _FRAME.findall(errors)]
-    return lines[-1][:_LONGEST_REASON] + (f" ({places[-1]})" if places else "")
+    return lines[start][:_LONGEST_REASON] + (f" ({places[-1]})" if places else "")

@@ -19,6 +19,7 @@ import torch
 import tritonite
 from tritonite.bench import timing
 from tritonite.bench.cases import Case
+from tritonite.bench.processes import memory_is_full
 from tritonite.bench.run import Check, check, message, provider
 from tritonite.testing import processes
 
@@ -144,7 +145,7 @@ def _work(connection: Any, cases: Cases, names: tuple[str, ...], jobs: int) -> N
             checked = None
         except Exception as error:  # noqa: BLE001 - a provider may raise what it likes, and the other cases go on
             # A kernel launch that finds no memory raises another class of error.
-            checked = None if "out of memory" in str(error) else Check(failure=message(error))
+            checked = None if memory_is_full(str(error)) else Check(failure=message(error))
         connection.send((checked, _usable()))
 
 

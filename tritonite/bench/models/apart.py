@@ -25,9 +25,6 @@ from tritonite.bench.models.workload import Workload
 from tritonite.bench.results import ModelResult
 from tritonite.bench.turns import Turns
 
-# What an error says where a device's memory is full.
-_FULL = "out of memory"
-
 
 def measure_apart(
     cases: Sequence[ModelCase], providers: Sequence[str], every: bool, rounds: int, jobs: int, limit: float
@@ -52,7 +49,7 @@ def measure_apart(
         try:
             for future in as_completed(started):
                 results = future.result()
-                if any(_FULL in each.failure for each in results):
+                if any(processes.memory_is_full(each.failure) for each in results):
                     large.append(started[future])
                 else:
                     yield from results
