@@ -291,6 +291,10 @@ def test_operators_of_cuda_only():
     close(found, (torch.conv2d(*wide[:2], wide[3]) + 0.5 * wide[2]).relu(), 32)
     with pytest.raises(Decline, match="an addend"):
         ops["cudnn_convolution_add_relu"](x, weight, x, None, bias, [1, 1], [0, 0], [1, 1], 1)
+    double = [each.double() for each in (x, weight, normal(2, 6, 4, 4), bias)]
+    for name, operands in (("cudnn_convolution_relu", double[:2]), ("cudnn_convolution_add_relu", [*double[:3], 0.5])):
+        with pytest.raises(Decline, match=r"an input of torch\.float64"):
+            ops[name](*operands, double[3], [1, 1], [0, 0], [1, 1], 1)
     for short in range(3):
         lists = [[1] if i == short else [1, 1] for i in range(3)]
         with pytest.raises(Decline, match="does not have 2 elements"):

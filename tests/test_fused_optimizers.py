@@ -8,11 +8,13 @@ import math
 import pytest
 import torch
 from conftest import FULL, some
+from test_fuzz import outcomes
 
 import tritonite
 from tritonite.engine.lists import elementwise, table
 from tritonite.errors import Decline
 from tritonite.runtime.stats import counts, totals
+from tritonite.testing.fuzz.check import difference
 
 OPTIMIZERS = {
     "adam": (torch.optim.Adam, "_fused_adam_"),
@@ -452,3 +454,23 @@ def test_a_cuda_graph_captures_a_step(make, device):
         graph.replay()
     _close(parameters, aten.param_groups[0]["params"])
     _close(_states(ours), _states(aten))
+
+
+@pytest.mark.parametrize("overload", ["_fused_adam_", "_fused_adamw_"])
+def test_the_sign_of_a_moment_of_zero_is_not_compared(overload):
+    one = torch.ones(3, device=tritonite.device)
+    given = {"self": [one], "grads": [0 * one], "exp_avgs": [-one], "exp_avg_sqs": [one], "max_exp_avg_sqs": []}
+    given |= {"state_steps": [one[0].clone()], "lr": 0.5, "beta1": 0.0, "beta2": 0.5, "weight_decay": 0.0, "eps": 1e-3}
+    given |= {"amsgrad": False, "maximize": False, "grad_scale": None, "found_inf": None}
+
+    def negated(call):
+        call.run()
+        call.arguments["exp_avgs"][0].neg_()
+
+    call, expected, actual = outcomes(overload, given, lambda call, result: result, negated)
+    assert (
+        expected.call.arguments["exp_avgs"][0].signbit().any() != actual.call.arguments["exp_avgs"][0].signbit().any()
+    )
+    assert difference(call, expected, actual, True) is None
+    actual.call.arguments["exp_avgs"][0] += 0.1
+    assert difference(call, expected, actual, True)[0] == "value"

@@ -75,6 +75,13 @@ def test_wrong_sums_decline(change, reason):
         multilinear._trilinear(**given)
 
 
+@pytest.mark.declines("ATen has products of integers on a CPU alone")
+def test_integers_decline():
+    x = torch.ones(7, 5, dtype=torch.int8, device=tritonite.device)
+    with pytest.raises(Decline, match=r"operands of torch\.int8"):
+        multilinear._trilinear(x, x, x, [], [], [], [1], 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_linear_combinations(dtype):
     x, factors = normal(4, 3, 5, dtype=dtype), normal(6, 4, dtype=dtype)

@@ -8,7 +8,7 @@ import tritonite
 from tritonite.errors import Decline
 from tritonite.testing import verify
 from tritonite.testing.judge import to_reference
-from tritonite.testing.samples import REFERENCES, samples
+from tritonite.testing.samples import REFERENCES, facts, samples
 from tritonite.testing.samples.sync_batch_norm import PACKETS
 
 TOLERANCES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5, torch.float64: 1e-9}
@@ -151,3 +151,9 @@ def test_declines():
         ops["batch_norm_gather_stats_with_counts"](x, rows[None], rows[None], None, None, 0.1, 1e-5, one)
     with pytest.raises(Decline, match="without a weight"):
         ops["batch_norm_backward_reduce"](x, x, rows, rows, None, True, True, False)
+
+
+def test_a_complex_momentum_is_drawn():
+    draw = facts.DRAWN["batch_norm_gather_stats"]
+    assert draw({"momentum": 1j})["momentum"] == 1j
+    assert draw({"momentum": -7})["momentum"] == 0.0

@@ -79,8 +79,11 @@ def _ordered(tensor, dims):
 def _trilinear(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1, outs=()):
     """Two matrix products: of the first two tensors, and of their product with the third."""
     total = i1.dim() + len(expand1)
-    if i2.dtype is not i1.dtype or i3.dtype is not i1.dtype:
-        raise Decline(f"operands of {i1.dtype}, {i2.dtype} and {i3.dtype}; served are three of one dtype")
+    if i2.dtype is not i1.dtype or i3.dtype is not i1.dtype or i1.dtype not in FLOATS:
+        # ATen multiplies batches of integers on a CPU, and refuses them on CUDA.
+        raise Decline(
+            f"operands of {i1.dtype}, {i2.dtype} and {i3.dtype}; served are three of one floating-point dtype"
+        )
     if not 0 <= unroll_dim < total or any(not 0 <= d < total for d in sumdim) or len(set(sumdim)) < len(sumdim):
         raise Decline(f"unroll_dim {unroll_dim} and sumdim {list(sumdim)} for {total} dimensions")
     lists = (expand1, expand2, expand3)

@@ -2,7 +2,7 @@
 
 import triton
 
-from tritonite.dtypes import FLOATS, opmath
+from tritonite.dtypes import FLOATS, SINGLE_FLOATS, opmath
 from tritonite.engine.convolution.epilogue import Epilogue
 from tritonite.errors import Decline
 from tritonite.ops.convolution.call import Backend, Call, precision, sizes_of
@@ -51,20 +51,31 @@ def cudnn_convolution_transpose(
     return forward(call, None, outs, precision(self.dtype, allow_tf32), Backend.CudnnTranspose)
 
 
-@operator("cudnn_convolution_relu", accepts=FLOATS, cuda_only=("cudnn_convolution_relu", "cudnn_convolution_relu.out"))
+def _rectified(self, weight, bias, padding, stride, dilation, groups):
+    """Return the checked call of a convolution fused with relu, for which cuDNN has no kernel in float64."""
+    if self.dtype not in SINGLE_FLOATS:
+        raise Decline(f"an input of {self.dtype}; float16, bfloat16 and float32 are served")
+    return _cudnn(self, weight, bias, padding, stride, dilation, groups)
+
+
+@operator(
+    "cudnn_convolution_relu",
+    accepts=SINGLE_FLOATS,
+    cuda_only=("cudnn_convolution_relu", "cudnn_convolution_relu.out"),
+)
 def cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups, outs=()):
-    call = _cudnn(self, weight, bias, padding, stride, dilation, groups)
+    call = _rectified(self, weight, bias, padding, stride, dilation, groups)
     return forward(call, bias, outs, precision(self.dtype), Backend.Cudnn, Epilogue(relu))
 
 
 @operator(
     "cudnn_convolution_add_relu",
-    accepts=FLOATS,
+    accepts=SINGLE_FLOATS,
     cuda_only=("cudnn_convolution_add_relu", "cudnn_convolution_add_relu.out"),
 )
 def cudnn_convolution_add_relu(self, weight, z, alpha, bias, stride, padding, dilation, groups, outs=()):
     """Rectify the convolution plus the bias and alpha z."""
-    call = _cudnn(self, weight, bias, padding, stride, dilation, groups)
+    call = _rectified(self, weight, bias, padding, stride, dilation, groups)
     if z.dtype is not self.dtype or tuple(z.shape) != call.shape:
         raise Decline(f"an addend of {z.dtype} and shape {tuple(z.shape)} for a result of {self.dtype}, {call.shape}")
 

@@ -25,8 +25,9 @@ _LARGEST_FACTOR = 1e3
 _LARGEST_RATE = 1.0
 # The least size of a gradient with its decay, relative to the gradient without.
 _CANCELLED = 1 / 4
-# ATen decays -0.0 by a product on a CPU, and on CUDA by a difference.
-facts.ZERO_SIGN_UNDEFINED.add("_fused_adamw")
+# A moment is fma(beta1, exp_avg, fma(-beta1, grad, grad)) on CUDA, which makes +0.0 of -0.0 gradients at beta1 = 0, and
+# another sum on a CPU. A decayed -0.0 is a product on a CPU, and a difference on CUDA.
+facts.ZERO_SIGN_OF_ROUNDOFF |= set(ADAM)
 facts.TENSORS["lr"] = lambda x: torch.full((), 0.01, device=x.device)
 
 

@@ -53,8 +53,10 @@ def _steps(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.drawn("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
 def _without_cancellation(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return a momentum up to 1: a larger one subtracts a multiple of the running value."""
-    return arguments | {"momentum": min(max(float(arguments["momentum"]), 0.0), 1.0)}
+    """Return a momentum up to 1, or a complex one: a larger one subtracts a multiple of the running value."""
+    momentum = arguments["momentum"]
+    # PyTorch refuses a complex one.
+    return arguments if isinstance(momentum, complex) else arguments | {"momentum": min(max(float(momentum), 0.0), 1.0)}
 
 
 @facts.arguments("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
