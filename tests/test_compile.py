@@ -12,7 +12,7 @@ from tritonite.testing.sass import broken_descriptors
 
 # `make test-targets` compiles the whole matrix of kernels and devices.
 MATRIX = os.environ.get("TRITONITE_TEST_TARGETS") == "1"
-PARTS = 6 if FULL or MATRIX else 2
+PARTS = 6 if FULL or MATRIX else 1
 
 
 @pytest.fixture

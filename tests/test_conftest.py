@@ -1,7 +1,13 @@
-"""The check that a test's calls are not all declined."""
+"""The check that a test's calls are not all declined, and the cases that run with the full set alone."""
 
+import ast
+import types
+from pathlib import Path
+
+import conftest
 import pytest
 import torch
+from conftest import SAMPLED
 
 import tritonite
 
@@ -38,3 +44,23 @@ def test_calls_before_a_reset_count(device, path):
     _serve(device)
     tritonite.reset_stats()
     _decline(device)
+
+
+@pytest.mark.parametrize("file", SAMPLED)
+def test_tests_that_leave_cases_out_exist(file):
+    source = ast.parse((Path(__file__).parent / file).read_text())
+    names = {node.name for node in source.body if isinstance(node, ast.FunctionDef)}
+    assert set(SAMPLED[file]) <= names
+
+
+def test_a_part_of_the_cases_is_left_out(monkeypatch):
+    def case(test, i):
+        return types.SimpleNamespace(path=Path(file), originalname=test, name=f"{test}[{i}]")
+
+    file, name, every = "test_matmul_calls.py", "test_products_of_all_sizes", 3
+    monkeypatch.setattr(conftest, "FULL", False)
+    left_out = [conftest.is_left_out(case(name, i)) for i in range(300)]
+    assert 0.8 < sum(left_out) / (300 * (1 - 1 / every)) < 1.2
+    assert not any(conftest.is_left_out(case("test_other", i)) for i in range(9))
+    monkeypatch.setattr(conftest, "FULL", True)
+    assert not any(conftest.is_left_out(case(name, i)) for i in range(300))
