@@ -125,12 +125,15 @@ def test_lists_of_indices_have_none_anywhere(overload):
     assert any(x and x[0] is None for x in lists) and any(x and x[0] is not None for x in lists)
 
 
-def test_an_answer_where_aten_lacks_the_dtype_is_judged_by_float32():
+def test_an_answer_where_aten_lacks_a_kernel_is_judged_by_wider_floats():
     call, expected, actual = outcomes("sqrt", {"self": x().abs().bfloat16()}, lambda call, result: result)
     refused = expected._replace(result=NotImplementedError("\"sqrt_cuda\" not implemented for 'BFloat16'"))
     assert difference(call, refused, actual, True) is None
     assert difference(call, refused, actual._replace(result=actual.result + 1), True)[0] == "answers"
     assert difference(call, expected._replace(result=RuntimeError("refused")), actual, True)[0] == "answers"
+    no_engine = expected._replace(result=RuntimeError("GET was unable to find an engine to execute this computation"))
+    assert difference(call, no_engine, actual, True) is None
+    assert difference(call, no_engine, actual._replace(result=actual.result + 1), True)[0] == "answers"
 
 
 def drawn(overload, count=300):

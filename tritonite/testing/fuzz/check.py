@@ -30,6 +30,8 @@ from tritonite.testing.samples import compares_zero_sign, reference_of
 
 # oneDNN's message for 16-bit operands that it has no kernel for and that ATen does not check.
 _NO_KERNEL = "could not create a primitive"
+# cuDNN's message for operands that it has no kernel for.
+_NO_ENGINE = "unable to find an engine"
 # A failed assertion is a defect, and says nothing about the call.
 _DEFECT = "INTERNAL ASSERT FAILED"
 # ATen launches a kernel without programs, for an empty tensor.
@@ -158,7 +160,7 @@ def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> 
     if expected.raised:
         empty = _NOTHING_LAUNCHED in str(expected.result) and not all(x.numel() for x in _tensors(call))
         unsupported = any(each in str(expected.result) for each in (_NO_KERNEL, _DEFECT))
-        if empty or unsupported or _lacks_dtype(call, expected, actual):
+        if empty or unsupported or _is_right_alone(call, expected, actual):
             return None
         return "answers", f"where ATen raises {_summary(expected.result)}"
     if actual.raised:
@@ -201,11 +203,19 @@ def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> 
     return _stray_writes(call, expected, actual)
 
 
-def _lacks_dtype(call: Call, expected: Outcome, actual: Outcome) -> bool:
-    """Return whether ATen's kernel lacks the call's 16-bit dtype, and our results are ATen's in float32, rounded."""
-    if not isinstance(expected.result, NotImplementedError) or "not implemented for" not in str(expected.result):
+def _is_right_alone(call: Call, expected: Outcome, actual: Outcome) -> bool:
+    """Return whether ATen has no kernel for the call, and our results are right.
+
+    Where ATen lacks the call's 16-bit dtype, its results in float32 decide, and where cuDNN lacks a kernel, those in
+    float64.
+    """
+    error = expected.result
+    if isinstance(error, NotImplementedError) and "not implemented for" in str(error):
+        wide = outcome(call.map(_as_float32))
+    elif _NO_ENGINE in str(error):
+        wide = outcome_in_float64(call)
+    else:
         return False
-    wide = outcome(call.map(_as_float32))
     ours, exact = (_comparable(each, _flat(each)) for each in (actual, wide))
     return len(ours) == len(exact) and all(
         own.value.shape == other.value.shape
