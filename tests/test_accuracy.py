@@ -38,8 +38,8 @@ def _labels(op, dtype):
     """Return globs of the samples to take, or None for all.
 
     Without the full set, each variant and each layout is taken once, not every variant on every layout. Of calls
-    with a given output, every other layout is taken, and of calls in place the first three, whose values are ordinary:
-    the form that allocates its result has the others.
+    with a given output, every other layout is taken, and of calls in place the first three, whose values are ordinary;
+    if the layouts are lists, both forms have the first two. The form that allocates its result has the others.
     """
     if FULL:
         return None
@@ -47,9 +47,9 @@ def _labels(op, dtype):
     taken, met = [], set()
     own = list(samples(op, dtype, tritonite.device))
     if not any(sample.label.partition(" ")[0] in LAYOUTS for sample in own):
-        # All of its layouts are the family's own. Lists in place and with given outputs take as long as those without.
-        some = own[:2] if op.takes_lists and (op.out_names or op.inplace) else own
-        return [glob.escape(sample.label) for sample in some]
+        # All of its layouts are the family's own.
+        own = own[:2] if op.takes_lists and (op.out_names or op.inplace) else own
+        return [glob.escape(sample.label) for sample in own]
     for sample in own:
         layout, _, variant = sample.label.partition(" ")
         values = {("layout", layout), ("variant", variant)}

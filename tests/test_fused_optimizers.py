@@ -468,9 +468,8 @@ def test_the_sign_of_a_moment_of_zero_is_not_compared(overload):
         call.arguments["exp_avgs"][0].neg_()
 
     call, expected, actual = outcomes(overload, given, lambda call, result: result, negated)
-    assert (
-        expected.call.arguments["exp_avgs"][0].signbit().any() != actual.call.arguments["exp_avgs"][0].signbit().any()
-    )
+    aten, ours = (each.call.arguments["exp_avgs"][0] for each in (expected, actual))
+    assert aten.signbit().any() != ours.signbit().any()
     assert difference(call, expected, actual, True) is None
-    actual.call.arguments["exp_avgs"][0] += 0.1
+    ours += 0.1
     assert difference(call, expected, actual, True)[0] == "value"

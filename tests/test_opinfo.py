@@ -18,14 +18,12 @@ OPINFO_DTYPES = DTYPES if FULL else (torch.bfloat16, torch.int32)
 
 
 def _takes_lists(name):
-    """Whether a sample of a function is a list of 20 tensors or more.
-
-    Without the full set, every third of these functions runs on one sample: test_accuracy has overloads of all.
-    """
+    """Whether a sample of a function is a list of 20 tensors or more, so that one is enough without the full set."""
     return name.startswith("_foreach_")
 
 
 def _functions():
+    # test_accuracy calls the overloads of all functions of lists. Without the full set, one in three is enough here.
     lists = [name for name in opinfo.infos() if _takes_lists(name)]
     left_out = set() if FULL else set(lists) - set(lists[::3])
     for name, info in opinfo.infos().items():

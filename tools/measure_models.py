@@ -111,6 +111,8 @@ def main() -> int:
     parser.add_argument("--only", choices=("answers", "speeds"))
     given = parser.parse_args()
     interpreted = tritonite.backend.interpreted
+    if interpreted and given.only == "speeds":
+        parser.error("speeds need a GPU, and kernels run in Triton's interpreter")
     dtypes: tuple[torch.dtype, ...] = (torch.float32,) if interpreted else (torch.float32, torch.bfloat16)
     if given.only == "speeds":
         dtypes = ()

@@ -78,10 +78,11 @@ def _reason(errors: str) -> str:
     Messages of CUDA's errors have several lines, and the last ones are hints.
     """
     lines = [line for line in errors.strip().splitlines() if line]
-    if not lines:
-        return ""
     indented = [line.startswith((" ", "\t")) for line in lines]
-    starts = [i for i, line in enumerate(lines) if not indented[i] and (i == 0 or indented[i - 1])]
-    start = starts[-1] if starts and starts[-1] else len(lines) - 1
+    plain = [i for i, each in enumerate(indented) if not each]
+    if not plain:
+        return ""
+    # A message follows the indented frames of a traceback.
+    start = next((i for i in reversed(plain) if i and indented[i - 1]), plain[-1])
     places = [f"{path}:{line}, in {name}" for path, line, name in _FRAME.findall(errors)]
     return lines[start][:_LONGEST_REASON] + (f" ({places[-1]})" if places else "")

@@ -188,14 +188,14 @@ def matrix(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[Case
             yield from itertools.islice(cases, index, None, parts)
 
 
-# `make test` compiles the kernels of each n-th declaration, for this n.
+# `make test` compiles the kernels of one declaration out of this number.
 _QUICK_STEP = 8
 
 
 def _quick(names: list[str], part: tuple[int, int]) -> Iterator[Case]:
     """Yield each kernel of the named declarations once, in the first variant met, for sm_90.
 
-    Without names: of every eighth declaration, kernels that no earlier one of these has.
+    Without names: each kernel of one declaration in `_QUICK_STEP` once, whichever of these declarations has it.
     """
     met: set[Any] = set()
     if names:
