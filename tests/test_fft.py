@@ -97,6 +97,17 @@ def test_imaginary_parts_of_real_elements_are_ignored():
     assert not torch.equal(transform(x, [1], 0, 9), transform(y, [1], 0, 9))
 
 
+def test_signals_of_one_element_in_the_last_dimension_are_cuffts_on_gpus(monkeypatch):
+    """cuFFT ignores half of a spectrum that is not symmetric, and the CPU's libraries do not."""
+    x = draw(2, 3, 4, 1)
+    check("_fft_c2r", x, [0, 1, 2, 3], 1, 1)
+    check("_fft_c2r", x, [3], 1, 1)
+    monkeypatch.setattr("tritonite.ops.aten.on_cpu", lambda: False)
+    for dim in ([2, 3], [1, 3], [0, 2, 3]):
+        with pytest.raises(Decline, match="half a spectrum"):
+            tritonite.overloads()["_fft_c2r"](x, dim, 1, 1)
+
+
 @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft", "fft2", "rfft2", "irfft2", "fftn"])
 def test_gradients(name):
     function = getattr(torch.fft, name)

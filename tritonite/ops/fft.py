@@ -134,6 +134,9 @@ def _fft_r2c(self, dim, normalization, onesided, outs=()):
 def _fft_c2r(self, dim, normalization, last_dim_size, outs=()):
     """Stockham's algorithm (Cochran et al. 1967), in two passes for long signals (Bailey 1990)."""
     lengths = _check(self, dim, normalization, COMPLEX, last_dim_size)
+    if last_dim_size == 1 and len(dim) > 1 and aten.on_gpu() and _fits_cufft(dim):
+        # cuFFT drops the dimension, and takes the one before for half of a spectrum.
+        raise Decline("a signal of one element in the last of several dimensions, of which cuFFT reads half a spectrum")
     shape = list(self.shape)
     shape[dim[-1]] = last_dim_size
     strides = _c2r_strides(self, dim, shape)
