@@ -72,14 +72,15 @@ def test_the_zoo_on_a_gpu_has_speeds():
         6,
         times,
         times,
-        similarities={"every kernel": 1.0},
+        similarities={"every kernel": 1.0, "compiled": 0.5},
         device_times={"aten": 3.0, "every kernel": 1.0},
         device_shares={"every kernel": 0.9},
     )
     page = models_page.page(
         None, Run(Machine(**MACHINE), models=[result, ModelResult(*"abc", 1, 1, {}, {}, failure="no")])
     )
-    assert "| toy | train | 1.000000 |  | 90.0% | 3.00 | 2.00 |  |" in page
+    assert "profiled passes: eager.\n" in page and "| device x, eager | wall x, eager | wall x, compiled |" in page
+    assert "| toy | train | 1.000000 | 0.500000 |  | 90.0% | 3.00 | 2.00 |  |  |" in page
     assert "| a | b | no |" in page
 
 

@@ -105,25 +105,30 @@ def _measured(run: Run) -> str:
             "These are tiny sizes in Triton's interpreter: they show which calls kernels serve and that results agree. "
             "Device time and speeds need a GPU.\n\n"
         )
-    shown = {name: title for name, title in PROVIDERS.items() if any(name in each.similarities for each in run.models)}
-    head = ["model", "pass", *(f"similarity, {title}" for title in shown.values()), "calls served"]
+    shown = [name for name in PROVIDERS if any(name in each.similarities for each in run.models)]
+    profiled = [name for name in shown if any(each.device_speedup(name) is not None for each in run.models)]
+    head = ["model", "pass", *(f"similarity, {PROVIDERS[name]}" for name in shown), "calls served"]
     if not machine.interpreted:
-        head += ["device time served"]
-        head += [f"{kind} x, {title}" for kind in ("device", "wall") for title in shown.values()]
-    return text + _table(
-        [*head, "served by ATen"], [_row(each, list(shown), machine.interpreted) for each in run.models]
-    )
+        text += (
+            '"device x" is ATen\'s device time divided by Tritonite\'s, and "wall x" the same of the time that a user '
+            f"waits. Device time is that of profiled passes: {', '.join(PROVIDERS[name] for name in profiled)}.\n\n"
+        )
+        head += ["device time served", *(f"device x, {PROVIDERS[name]}" for name in profiled)]
+        head += [f"wall x, {PROVIDERS[name]}" for name in shown]
+    rows = [_row(each, shown, None if machine.interpreted else profiled) for each in run.models]
+    return text + _table([*head, "served by ATen"], rows)
 
 
-def _row(result: ModelResult, providers: Sequence[str], interpreted: bool) -> list[str]:
+def _row(result: ModelResult, providers: Sequence[str], profiled: Sequence[str] | None) -> list[str]:
+    """Return a row of the table: of the providers, and with speeds unless `profiled` is None."""
     if result.failure:
         return [result.model, result.phase, _cell(result.failure)]
     similarities = (result.similarities.get(name) for name in providers)
     row = [result.model, result.phase, *("" if each is None else f"{each:.6f}" for each in similarities)]
     row.append(_share(result.call_shares))
-    if not interpreted:
+    if profiled is not None:
         row.append(_share(result.device_shares))
-        row += (_number(result.device_speedup(name)) for name in providers)
+        row += (_number(result.device_speedup(name)) for name in profiled)
         row += (_number(result.speedup(name) if name in result.times else None) for name in providers)
     left = [f"`{name}` ({count}): {reason}" for name, reason, count in result.unserved if name not in HOSTED]
     return [*row, _cell("; ".join(left))]
