@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 import tritonite
 from tritonite.install.override import native_dispatcher
 from tritonite.registry.names import overload_named
+from tritonite.registry.schema import in_schema_order
 from tritonite.testing import verify
 from tritonite.testing.samples import samples
 
@@ -141,6 +142,21 @@ def test_explain_takes_a_generator_and_changes_none(path):
         on = {} if any(value is x for value in args) else {"device": tritonite.device}
         assert "path       " in tritonite.explain(function, *args, generator=generator, **on)
     assert state((x, generator)) == before
+
+
+DTYPE_IS_DEFAULT = {"randint": (0, 5, (3,)), "randperm": (7,), "tril_indices": (3, 4), "triu_indices": (3, 4)}
+
+
+@pytest.mark.parametrize("name", DTYPE_IS_DEFAULT)
+def test_explain_of_a_factory_whose_dtype_is_a_default(name, path):
+    text = tritonite.explain(name, *DTYPE_IS_DEFAULT[name], device=tritonite.device)
+    assert "kernel     " in text and "result     int64" in text and "ATen:" not in text
+
+
+def test_defaults_of_schemas_are_no_ints_for_dtypes():
+    for op in tritonite.overloads().values():
+        values = in_schema_order(op.schema, (), {})
+        assert all(values[place] is None or type(values[place]) is kind for place, _, kind in op.enumerations)
 
 
 def test_explain_takes_inference_tensors(path):

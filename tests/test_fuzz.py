@@ -9,7 +9,8 @@ from conftest import FULL
 import tritonite
 from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
 from tritonite.install.override import select
-from tritonite.install.python import in_schema_order, record_dry
+from tritonite.install.python import record_dry
+from tritonite.registry.schema import in_schema_order
 from tritonite.runtime.stats import totals
 from tritonite.testing.fuzz import Call, Tally, check, draw, fuzz, fuzz_one, run
 from tritonite.testing.fuzz.check import Copies, Outcome, difference, outcome_in_float64
@@ -223,10 +224,8 @@ def drawn_calls(overload, count):
 
 def serves(call):
     """Return whether a kernel would serve a call, which is recorded without a launch."""
-    keywords = {name: value for name, value in call.arguments.items() if name in call.op.keywords}
-    positional = tuple(value for name, value in call.arguments.items() if name not in keywords)
     try:
-        record_dry(call.op, in_schema_order(call.op, positional, keywords))
+        record_dry(call.op, in_schema_order(call.op.schema, (), call.arguments))
     except Exception:  # noqa: BLE001 - host functions raise any of them for what they are not asked to serve
         return False
     return True

@@ -15,6 +15,7 @@ from tritonite.cli.common import app, console, dtypes_named
 from tritonite.errors import TritoniteError
 from tritonite.install.override import select, unknown
 from tritonite.registry import names, overloads
+from tritonite.registry.schema import default_of
 from tritonite.report.explain import overload_named
 
 # Most combinations of guessed arguments to try.
@@ -131,7 +132,7 @@ def _call(op: tritonite.Op, tensors: Iterator[torch.Tensor]) -> tuple[list[objec
             value = tensor = next(tensors)
             dtype = tensor.dtype
         elif argument.has_default_value():
-            value = argument.default_value
+            value = default_of(argument)
         else:
             value = _guess(str(argument.real_type), dtype)
         if argument.kwarg_only:

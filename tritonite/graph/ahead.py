@@ -19,6 +19,7 @@ from tritonite.graph.interpret import run_calls
 from tritonite.graph.lowered import Call, FusedCalls, Lowered
 from tritonite.graph.operators import Scoped, Served, is_view
 from tritonite.install.python import record_dry
+from tritonite.registry.schema import in_schema_order
 from tritonite.runtime import contract
 from tritonite.runtime.compilation import Collector, Needed, collecting
 from tritonite.runtime.hollow import hollow, is_hollow, without_elements
@@ -99,7 +100,7 @@ class Walk:
 
     def _served(self, function: Served, args: Any, kwargs: dict[str, Any]) -> Any:
         """Describe a call of an operator with a kernel. Raises Decline."""
-        results, _ = record_dry(function.op, function.in_schema_order(tuple(args), kwargs))
+        results, _ = record_dry(function.op, in_schema_order(function.op.schema, tuple(args), kwargs))
         if results is None:
             raise Unsupported(name=function.op.overload, reason="its results depend on data")
         self.served.append(function.op.overload)

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from tritonite.graph.operators import Served
 from tritonite.graph.plan import CallStep, GraphBuffer, GraphPlan
 from tritonite.install.override import native_dispatcher
+from tritonite.registry.schema import in_schema_order
 from tritonite.runtime.plan import Buffer
 
 
@@ -49,12 +50,9 @@ def _call(step: CallStep) -> tuple[Any, ...]:
     if step.numbers:
         return "python", function, step.args, step.kwargs, step.results
     if isinstance(function, Served):
-        return "boxed", function.op.overload, True, function.in_schema_order(step.args, step.kwargs), step.results
+        values = in_schema_order(function.op.schema, step.args, step.kwargs)
+        return "boxed", function.op.overload, True, values, step.results
     if isinstance(function, OpOverload):
-        schema = function._schema
-        values = list(step.args)
-        for argument in schema.arguments[len(values) :]:
-            default = argument.default_value if argument.has_default_value() else None
-            values.append(step.kwargs.get(argument.name, default))
+        values = in_schema_order(function._schema, step.args, step.kwargs)
         return "boxed", function.name().removeprefix("aten::"), False, values, step.results
     return "python", function, step.args, step.kwargs, step.results

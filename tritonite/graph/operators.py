@@ -14,6 +14,7 @@ from tritonite.errors import Decline, Unsupported
 from tritonite.install import direct, library
 from tritonite.install.override import native_dispatcher, use_gems
 from tritonite.registry import Op
+from tritonite.registry.schema import in_schema_order
 from tritonite.runtime import contract, stats
 
 # Namespaces whose operators call no operator that a user sees, and whose results are as their schemas say.
@@ -44,14 +45,6 @@ class Served:
             raise Unsupported(name=self.op.overload, reason=decline.reason) from None
         return self.target(*args, **kwargs)
 
-    def in_schema_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return a value for each of the schema's arguments, in order, with defaults for those not given."""
-        values = list(args)
-        for argument in self.op.schema.arguments[len(args) :]:
-            default = argument.default_value if argument.has_default_value() else None
-            values.append(kwargs.get(argument.name, default))
-        return values
-
 
 class NativelyServed(Served):
     """A call of an overload that has a kernel, by the native dispatcher, which replays a plan of the call."""
@@ -59,7 +52,7 @@ class NativelyServed(Served):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dispatcher = native_dispatcher()
         assert dispatcher is not None
-        return dispatcher.call(self.op.overload, self.in_schema_order(args, kwargs))
+        return dispatcher.call(self.op.overload, in_schema_order(self.op.schema, args, kwargs))
 
 
 class Scoped:

@@ -17,6 +17,7 @@ from tritonite.graph.operators import Served, is_view
 from tritonite.graph.plan import CallStep, ClearStep, DrawStep, GraphBuffer, GraphPlan, HoldStep, Note
 from tritonite.install import direct
 from tritonite.install.python import recordable
+from tritonite.registry.schema import in_schema_order
 from tritonite.runtime import stats
 from tritonite.runtime.nested import retyped
 from tritonite.runtime.plan import CopyStep, LaunchStep, Parameter, Plan, ReadStep, Source, View, ZeroStep
@@ -156,12 +157,13 @@ class GraphRecorder:
 
     def _served(self, call: Call, function: Served, given: Any, origins: Any) -> Any:
         """Run a call of an operator with a kernel, and note its plan or the call itself."""
-        op, values = function.op, function.in_schema_order(*given)
+        op = function.op
+        values = in_schema_order(op.schema, *given)
         if any(isinstance(value, torch.Generator) for value in values):
             result = function(*given[0], **given[1])
             self._called(call, function, result, given, origins, "a generator of the caller's")
             return result
-        places = _leaf_origins(op.takes_tensors, values, function.in_schema_order(*origins))
+        places = _leaf_origins(op.takes_tensors, values, in_schema_order(op.schema, *origins))
         try:
             results, recorder = record(*recordable(op, values), watch=op.declaration.watched)
         except Decline as decline:
@@ -182,7 +184,7 @@ class GraphRecorder:
             self._called(call, function, result, given, origins, str(rejected))
             return result
         for i in op.written:
-            self._writes(function.in_schema_order(*origins)[i])
+            self._writes(in_schema_order(op.schema, *origins)[i])
         self.origins[call.result] = found[0] if len(plain) == 1 else tuple(found)
         self._plan.notes.append(Note(call.name, op.overload, len(plan.launches), "", False))
         return result

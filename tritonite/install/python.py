@@ -217,11 +217,3 @@ def record_dry(op: Op, values: Sequence[Any]) -> tuple[Sequence[Any] | None, Rec
         results, _ = record(run_recorded, leaves, numbers, watch=op.declaration.watched, dry=True)
     assert recorder is not None
     return results, recorder
-
-
-def in_schema_order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return a value for each of the schema's arguments, in order, with defaults for those not given."""
-    values = list(args)
-    for argument in op.schema.arguments[len(args) :]:
-        values.append(kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
-    return values

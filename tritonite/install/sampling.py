@@ -10,6 +10,7 @@ from tritonite import registry
 from tritonite.install import library, override, python
 from tritonite.install.python import Auditor
 from tritonite.registry import Op
+from tritonite.registry.schema import in_schema_order
 from tritonite.runtime.opaque import opaque
 
 _WORD = 1 << 64
@@ -46,7 +47,7 @@ def repeat(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     dispatcher = override.dispatcher_in_use()
     if dispatcher is not None:
-        values = python.in_schema_order(op, args, kwargs)
+        values = in_schema_order(op.schema, args, kwargs)
         if dispatcher.kept(op.overload, values) == "plan":
             return dispatcher.repeat(op.overload, values)
     return op(*args, **kwargs)

@@ -15,6 +15,7 @@ from tritonite.errors import Decline, InvalidDeclaration
 from tritonite.registry import overrides
 from tritonite.registry.declaration import Declaration, declarations, excluded
 from tritonite.registry.schema import (
+    default_of,
     enumeration,
     has_kernel,
     has_lazy_bits,
@@ -240,7 +241,7 @@ def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchem
         declaration=declaration,
         positions=tuple(names.index(n) if n in names else None for n in declaration.arguments),
         names=names,
-        defaults=tuple(argument.default_value if argument.has_default_value() else None for argument in arguments),
+        defaults=tuple(map(default_of, arguments)),
         out_names=tuple(argument.name for argument in schema.arguments if is_out(argument)),
         inplace=arguments[0].alias_info is not None and arguments[0].alias_info.is_write,
     )

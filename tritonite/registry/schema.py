@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +76,24 @@ def enumeration(argument: Any) -> type | None:
     while kind.kind() == "OptionalType":
         kind = kind.getElementType()
     return _ENUMERATIONS.get(kind.kind())
+
+
+# Dtypes that are defaults in schemas, by their numbers there.
+_DTYPES = {4: torch.int64}
+
+
+def default_of(argument: Any) -> Any:
+    """Return the default of a schema's argument, None if it has none; a torch.dtype where the schema has its number."""
+    value = argument.default_value
+    return _DTYPES[value] if type(value) is int and enumeration(argument) is torch.dtype else value
+
+
+def in_schema_order(schema: torch.FunctionSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return a value for each of a schema's arguments, in order, with defaults for those not given."""
+    values = list(args)
+    for argument in schema.arguments[len(args) :]:
+        values.append(kwargs[argument.name] if argument.name in kwargs else default_of(argument))
+    return values
 
 
 def most_dimensions(value: Any) -> int:

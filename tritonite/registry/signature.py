@@ -12,7 +12,7 @@ import torch
 
 from tritonite.registry.names import reached
 from tritonite.registry.op import overloads
-from tritonite.registry.schema import is_out, python_name, schemas
+from tritonite.registry.schema import default_of, is_out, python_name, schemas
 
 Number = bool | int | float | complex
 _TYPES = {
@@ -29,8 +29,6 @@ _TYPES = {
     "MemoryFormat": torch.memory_format,
     "Generator": torch.Generator,
 }
-# Dtypes that are defaults in schemas, by their numbers there.
-_DTYPES = {4: torch.int64}
 
 
 def _annotation(kind: Any, length: int | None = None) -> Any:
@@ -47,11 +45,9 @@ def _annotation(kind: Any, length: int | None = None) -> Any:
 def _parameter(argument: Any, kind: Any) -> inspect.Parameter:
     default: Any = inspect.Parameter.empty
     if argument.has_default_value():
-        default = argument.default_value
+        default = default_of(argument)
         if isinstance(default, list):
             default = tuple(default)
-        elif isinstance(default, int) and "ScalarType" in str(argument.real_type):
-            default = _DTYPES[default]
     kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else kind
     annotation = _annotation(argument.real_type, argument.N)
     return inspect.Parameter(python_name(argument.name), kind, default=default, annotation=annotation)

@@ -16,10 +16,10 @@ from tritonite import devices, registry
 from tritonite.errors import Decline, UnknownOperator, Unsupported
 from tritonite.install import library
 from tritonite.install.override import installed, native_dispatcher, select, unknown
-from tritonite.install.python import in_schema_order, record_dry
+from tritonite.install.python import record_dry
 from tritonite.registry import Op, names
 from tritonite.registry.overrides import vendors
-from tritonite.registry.schema import schemas
+from tritonite.registry.schema import in_schema_order, schemas
 from tritonite.runtime import contract
 from tritonite.runtime.hollow import hollow, without_elements
 from tritonite.runtime.launch import LaunchDescription
@@ -172,7 +172,7 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if refusal is not None and foreign:
         # ATen's message names the schema: the arguments do not match it.
         raise refusal
-    values = in_schema_order(op, args, kwargs)
+    values = in_schema_order(op.schema, args, kwargs)
     dispatcher = native_dispatcher()
     kept = dispatcher.kept(op.overload, values) if dispatcher is not None else ""
     state = "overridden now" if op.overload in installed() else "not overridden now: ATen serves it"
@@ -222,7 +222,7 @@ def declined_unasked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
     """Return why a call declines under default settings, as if its operator were enabled; "" if a kernel serves it."""
     try:
         with contract.under(contract.settings_of()):
-            record_dry(op, in_schema_order(op, args, kwargs))
+            record_dry(op, in_schema_order(op.schema, args, kwargs))
     except Decline as decline:
         return decline.reason
     return ""

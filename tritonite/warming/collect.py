@@ -13,9 +13,9 @@ from tritonite import devices, registry
 from tritonite.errors import Decline, Unsupported
 from tritonite.install import direct, library
 from tritonite.install.override import installed, select, use_gems
-from tritonite.install.python import in_schema_order, record_dry
+from tritonite.install.python import record_dry
 from tritonite.registry import Op
-from tritonite.registry.schema import computes, decomposed, overload_name
+from tritonite.registry.schema import computes, decomposed, in_schema_order, overload_name
 from tritonite.runtime import contract
 from tritonite.runtime.compilation import Collector, collecting
 from tritonite.runtime.contract import Settings
@@ -69,7 +69,7 @@ class _Collecting(OpaqueMode):
 
     def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with contract.under(self._settings), collecting(self._into):
-            return record_dry(op, in_schema_order(op, args, kwargs))[0]
+            return record_dry(op, in_schema_order(op.schema, args, kwargs))[0]
 
     def _without_running(self, op: Op, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of an operator outside ATen, and return zeros for its new tensors."""

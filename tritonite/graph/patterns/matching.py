@@ -14,6 +14,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from tritonite.registry.schema import default_of, in_schema_order
+
 aten = torch.ops.aten
 
 
@@ -94,11 +96,7 @@ def mul(a: Any, b: Any, name: str = "") -> Call:
 
 def arguments_of(node: fx.Node) -> list[Any]:
     """Return a value for each argument of a node's overload, in the schema's order, with defaults."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    values = list(node.args)
-    for argument in schema.arguments[len(values) :]:
-        values.append(node.kwargs.get(argument.name, argument.default_value))
-    return values
+    return in_schema_order(node.target._schema, node.args, node.kwargs)  # type: ignore[union-attr]
 
 
 def conversion_source(value: Any) -> fx.Node | None:
@@ -148,7 +146,7 @@ def _matches_of_call(pattern: Call, value: Any, match: Match) -> Iterator[Match]
         return
     given = arguments_of(value)
     count = len(pattern.args)
-    defaults = [argument.default_value for argument in value.target._schema.arguments[count:]]
+    defaults = [default_of(argument) for argument in value.target._schema.arguments[count:]]
     if given[count:] != defaults:
         return
     named = match.bound(pattern.name, value) if pattern.name else match
